@@ -11,7 +11,6 @@ import gzip
 import os
 import re
 import stat
-import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -40,6 +39,7 @@ _piped: dict[tuple[int, int], BinaryIO] = {}
 def read_chunks(path: Path) -> Iterator[bytes]:
     """The bytes of a file, unpacked if it is gzipped, a few megabytes at a time.
 
+    >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp()); _ = (folder / "a.json").write_bytes(b"{}")
     >>> list(read_chunks(folder / "a.json"))
     [b'{}']
@@ -68,6 +68,7 @@ def read_chunks(path: Path) -> Iterator[bytes]:
 def read_json_chunks(path: Path) -> Iterator[bytes]:
     """Like `read_chunks`, for a file that must hold JSON: refused at once if it starts with something else.
 
+    >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp()); _ = (folder / "a.json").write_bytes(b"  [1]")
     >>> b"".join(read_json_chunks(folder / "a.json"))
     b'[1]'
@@ -100,6 +101,7 @@ def read_bounded(path: Path, limit: int, what: str) -> bytes:
     OSError, EOFError, zlib.error
         If it can't be read or unpacked, for the caller to report.
 
+    >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp()); _ = (folder / "a.json").write_bytes(b"{}")
     >>> read_bounded(folder / "a.json", 10, "a plan")
     b'{}'
@@ -202,6 +204,8 @@ def gc_paused() -> Iterator[None]:
 def _copy_of_pipe(path: Path, pipe: tuple[int, int]) -> BinaryIO:
     """All that a pipe gives, from a temporary file that is removed with this process."""
     if pipe not in _piped:
+        import tempfile  # here: few commands read a pipe
+
         copy: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process runs
         with path.open("rb", buffering=0) as source:
             while chunk := source.read(CHUNK_BYTES):

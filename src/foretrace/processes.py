@@ -10,9 +10,7 @@ import os
 import re
 import shutil
 import signal
-import socket
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -102,6 +100,12 @@ def _state(pid: int) -> tuple[str, int | None]:
         return "", None
 
 
+def _host() -> str:
+    import socket  # as below: most commands start a process at most, and need no more of these modules
+
+    return socket.gethostname()
+
+
 @dataclass(frozen=True)
 class Owner:
     """The process that a working folder belongs to."""
@@ -117,7 +121,7 @@ class Owner:
     @classmethod
     def here(cls, job: str = "", part: str = "") -> Owner:
         """This process."""
-        return cls(socket.gethostname(), os.getpid(), _state(os.getpid())[1], job, part)
+        return cls(_host(), os.getpid(), _state(os.getpid())[1], job, part)
 
     def shares_with(self, other: Owner) -> bool:
         """Whether both are different parts of one job.
@@ -132,6 +136,7 @@ class Owner:
 class Claim:
     """Ownership of a working folder by this process until it is released, or the process ends.
 
+    >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
     >>> with Claim(folder):
     ...     owner_of(folder).pid == os.getpid(), is_held(folder)
@@ -180,7 +185,7 @@ def is_held(folder: Path) -> bool:
         return False
     if _is_locked(folder / OWNER):
         return True
-    return owner.host == socket.gethostname() and is_alive(owner.pid, owner.started)
+    return owner.host == _host() and is_alive(owner.pid, owner.started)
 
 
 def is_abandoned(folder: Path) -> bool:
@@ -190,7 +195,7 @@ def is_abandoned(folder: Path) -> bool:
     """
     owner = owner_of(folder)
     if owner is not None:
-        return owner.host == socket.gethostname() and not is_held(folder)
+        return owner.host == _host() and not is_held(folder)
     number = re.search(r"\d+", folder.name)
     try:
         age = time.time() - folder.stat().st_mtime
@@ -254,6 +259,8 @@ def temporary_folder() -> Iterator[Path]:
     False
     """
     remove_abandoned()
+    import tempfile
+
     folder = Path(tempfile.mkdtemp(prefix=f"{TEMPORARY}{os.getpid()}-"))
     try:
         with Claim(folder):
@@ -264,6 +271,8 @@ def temporary_folder() -> Iterator[Path]:
 
 def remove_abandoned() -> None:
     """Remove temporary folders of killed processes: Foretrace's by name, by user and by the owner that they name."""
+    import tempfile
+
     for folder in Path(tempfile.gettempdir()).glob(f"{TEMPORARY}[0-9]*-*"):
         with suppress(OSError):
             mine = not hasattr(os, "getuid") or folder.lstat().st_uid == os.getuid()
