@@ -23,8 +23,8 @@ FAR_OFF = 0.3
 """Relative error from which on a call is far off."""
 MAX_FAR_OFF = 0.1
 """Share of held-out calls that may be far off where a model is said to know its calls."""
-SMALL_ERROR = 0.02
-"""Errors of the logarithm below this are alike: measurements repeat no better."""
+LARGE_ERROR = 1.0
+"""Errors of the logarithm above this are alike: a few such calls do not make all calls of their kind difficult."""
 MIN_LEVELS, MAX_LEVELS, CALLS_PER_LEVEL = 2, 20, 50
 """Levels of difficulty, each with so many held-out calls where there are enough: fewer tell no 90th percentile."""
 ERROR_ARRAYS = ("spread", "difficulty")
@@ -58,17 +58,18 @@ class ErrorRange:
         from sklearn.isotonic import IsotonicRegression
 
         columns, off = _columns(calls.features, us, signals), np.log(calls.us / us)
-        target = np.log(np.abs(off) + SMALL_ERROR).mean(axis=1)
-        difficulty = np.empty(len(calls))
+        target = np.minimum(np.abs(off), LARGE_ERROR).mean(axis=1)
+        difficulty, forests = np.empty(len(calls)), []
         for inside, outside in calls.folds():
-            difficulty[outside] = boost_difficulty(columns[inside], target[inside]).predict(columns[outside])
+            forests.append(boost_difficulty(columns[inside], target[inside]))
+            difficulty[outside] = forests[-1].predict(columns[outside])
         levels = int(np.clip(len(calls) // CALLS_PER_LEVEL, MIN_LEVELS, MAX_LEVELS))
         edges = np.quantile(difficulty, np.linspace(0, 1, levels + 1)[1:-1])
         level = np.searchsorted(edges, difficulty)
         found = [off[level == each].ravel() for each in range(levels)]
         low, high = (np.array([np.quantile(f, q) if len(f) else 0.0 for f in found]) for q in (0.1, 0.9))
         far = IsotonicRegression().fit_transform(np.arange(levels), [_far_off(f) for f in found])
-        return cls(edges, low, high, far, boost_difficulty(columns, target))
+        return cls(edges, low, high, far, Forest.mean_of(forests))
 
     def around(self, features: Floats, us: Floats, signals: Floats) -> tuple[Floats, Floats, NDArray[np.bool_]]:
         """Logarithms of low and high over the predicted time of each call, and whether the model knows such calls."""

@@ -92,6 +92,15 @@ class Forest:
         ]
         return np.concatenate([np.zeros(0), *parts])
 
+    @classmethod
+    def mean_of(cls, forests: Sequence[Forest]) -> Forest:
+        """A forest that predicts the mean of what others do."""
+        begins = np.cumsum([0, *(len(forest.feature) for forest in forests)])
+        value = [np.where(each.feature < 0, each.threshold / len(forests), each.threshold) for each in forests]
+        feature, right = (np.concatenate([getattr(each, name) for each in forests]) for name in ("feature", "right"))
+        root = np.concatenate([each.root + begin for each, begin in zip(forests, begins)])
+        return cls(feature, np.concatenate(value).astype(np.float32), right, root.astype(np.int32))
+
     def arrays(self, prefix: str) -> dict[str, NDArray[Any]]:
         """The forest as a file holds it: splits and leaves apart, since leaves need less.
 
@@ -194,9 +203,9 @@ def boost_trait(features: Floats, trait: Floats) -> Forest:
     return Forest.of(_grow(features, trait, 150, 31, {"objective": "l2"}))
 
 
-def boost_difficulty(features: Floats, log_error: Floats) -> Forest:
+def boost_difficulty(features: Floats, error: Floats) -> Forest:
     """A very small forest that predicts how far off a prediction is: errors are mostly chance."""
-    return Forest.of(_grow(features, log_error, 30, 8, {"objective": "l2", "min_data_in_leaf": 20}))
+    return Forest.of(_grow(features, error, 30, 8, {"objective": "l2", "min_data_in_leaf": 20}))
 
 
 def out_of_fold_traits(features: Floats, trait: Floats) -> Floats:
