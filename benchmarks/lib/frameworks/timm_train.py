@@ -2,6 +2,7 @@
 
 import argparse
 
+import numpy as np
 import timm
 import torch
 from timm.data import Mixup
@@ -17,6 +18,7 @@ full = parser.parse_args().full
 
 def main() -> None:
     torch.manual_seed(0)
+    np.random.seed(0)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     name, size, batch = ("vit_base_patch16_224", 224, 256) if full else ("convnext_atto", 32, 4)
     model = timm.create_model(name, num_classes=1000 if full else 10, drop_path_rate=0.1).to(device)

@@ -34,7 +34,16 @@ REFUSALS = (errno.EACCES, errno.EPERM)
 """Errors of code in C that the kernel keeps from writing a file or connecting."""
 SUBCLASSED = "tensor subclasses"
 """Part of PyTorch's error where the values of a fake tensor are read."""
-NEEDS_GPU = ("not compiled with CUDA", "libcuda", "NVIDIA driver", "nvidia-smi", "CUDA error")
+NEEDS_GPU = (
+    "not compiled with CUDA",
+    "must be a GPU",
+    "must be a CUDA",
+    "must be CUDA",
+    "libcuda",
+    "NVIDIA driver",
+    "nvidia-smi",
+    "CUDA error",
+)
 """In errors where code reaches for a GPU past the functions that a sketch pretends."""
 OWN_RANKS = "It starts its ranks itself: give their number, and its first rank is sketched: --world N."
 UNLOADABLE = ("undefined symbol", "shared object", "Could not load this library")

@@ -43,6 +43,20 @@ def test_a_part_that_is_not_received_stays_unknown() -> None:
     assert read == [[1, 1, 1, 1], [[5, 6], [5, 6]]]
 
 
+def test_a_flag_that_no_rank_raises_stays_down() -> None:
+    read: list[bool] = []
+
+    def step() -> None:
+        overflow, count = torch.zeros(1, dtype=torch.uint8), torch.ones(1)
+        dist.all_reduce(overflow, dist.ReduceOp.MAX)
+        dist.all_reduce(count)
+        read[:] = [bool(overflow.item())]
+
+    graph = sketch(step, world=4)
+    assert read == [False]
+    assert any("other ranks send what this one has" in note for note in graph.notes)
+
+
 def test_random_weights_of_distributed_tensors_are_sketched() -> None:
     def step() -> None:
         mesh = init_device_mesh("cuda", (2,))

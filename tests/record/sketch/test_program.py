@@ -127,3 +127,18 @@ def test_an_exception_handler_of_the_program_does_not_keep_it_running():
 def test_a_program_without_a_usual_step_is_told_why(program, what):
     with pytest.raises(ForetraceError, match=what):
         sketch_program(program)
+
+
+def test_an_optimizer_that_is_called_for_each_group_of_weights_ends_the_step_with_the_last():
+    def in_parts() -> None:  # as DeepSpeed's ZeRO
+        model, optimizer = model_and_optimizer(foreach=False)
+        groups = [{**optimizer.param_groups[0], "params": [weight]} for weight in model.parameters()]
+        for _ in range(100):
+            model(torch.ones(4, 8)).sum().backward()
+            for group in groups:
+                optimizer.param_groups = [group]
+                optimizer.step()
+
+    graph = sketch_program(in_parts)
+    assert names(graph).count("aten::addmm") == 1
+    assert names(graph).count("aten::addcdiv_") == 2, "the weight's and the bias's"

@@ -22,6 +22,11 @@ MAX_STEPS = 10
 """Steps in which every optimizer that was made should have been called, before the others are taken for unused."""
 MUCH_LONGER = 1.2
 """Calls of a step, over those of others, above which it does something that most steps do not."""
+MAX_PARTS = 3
+"""Times that an optimizer is called again without a forward before it is learned how often it is, as DeepSpeed calls it
+once for each group of weights."""
+STEPS_TO_LEARN = 4
+"""Steps in which that is learned."""
 MAX_LONGER = 3
 """Such steps in a row, before the shortest of them is taken."""
 
@@ -64,6 +69,8 @@ class FirstSteps:
         self._usual = self._taken = float("inf")
         """Calls of the shortest step that was not recorded, and of the one that was."""
         self._graph: Graph | None = None
+        self._sequence, self._parts = -1, 0
+        """Autograd's count of calls at the last step's end, and how often it stood still."""
         self._made: set[int] = set()
         self._called: set[int] = set()
 
@@ -86,6 +93,12 @@ class FirstSteps:
         """A step has ended, and the next begins."""
         calls, self._begun = self._fake_step.calls - self._begun, self._fake_step.calls
         self._steps += 1
+        before, self._sequence = self._sequence, torch.autograd._get_sequence_nr()
+        if before == self._sequence and self._parts < MAX_PARTS:
+            self._parts += 1
+            self.start_over()
+            self._steps = -STEPS_TO_LEARN
+            return
         if self._watch is not None:
             self._keep(calls)
         elif self._steps > 1:

@@ -40,8 +40,8 @@ SHAPED_LIKE = (*(getattr(aten, name).default for name in (
     "ones_like", "zeros_like", "full_like", "new_ones", "new_zeros", "new_full")),
     *(getattr(aten.randint_like, overload) for overload in aten.randint_like.overloads()))  # fmt: skip
 """Calls that take the shape or dtype of a tensor, and not its values."""
-MOVES_BETWEEN_RANKS = {"broadcast_": (0, 0), "allgather_": (0, 1), "_allgather_base_": (0, 1)}
-"""Collectives that compute nothing, with the places of their results and of what this rank sends."""
+MOVES_BETWEEN_RANKS = {"broadcast_": (0, 0), "allgather_": (0, 1), "_allgather_base_": (0, 1), "allreduce_": (0, 0)}
+"""Collectives whose results follow from what ranks send, with the places of results and of what this rank sends."""
 UNKNOWN = object()
 UNSCALES = aten._amp_foreach_non_finite_check_and_unscale_.default
 
@@ -162,7 +162,7 @@ class Values:
             return places is not None and places.dim() == 1 and len(places.unique()) == args[0].numel()
 
     def _received(self, func: Any, args: Any) -> bool:
-        """Hold what a collective brings from other ranks, where it only moves what they have."""
+        """Hold what a collective brings from other ranks, where it moves what they have, or reduces zeros."""
         places = MOVES_BETWEEN_RANKS.get(func.__name__.partition(".")[0] if func.namespace == "c10d" else "")
         if places is None:
             return False
@@ -172,6 +172,8 @@ class Values:
         whole = all(map(_fills_its_storage, received)) or nbytes == received[0].untyped_storage().nbytes()
         if known is None or not whole or not all(map(_is_small, received)):
             return False
+        if func.__name__.startswith("allreduce_") and bool(known.any()):
+            return False  # which reduction it is, is not known here: zeros stay zeros in each
         with no_dispatch(), torch._C.DisableTorchFunction():
             for fake in received:
                 if self._lacks(fake):
@@ -179,6 +181,8 @@ class Values:
                 view = self.of(fake)
                 assert view is not None
                 view.copy_(known.repeat(fake.numel() // known.numel()).view(fake.shape))
+                key = fake.untyped_storage()._cdata
+                self._held[key] = self._held[key]._replace(assumed=assumed)
         return True
 
     def _assume(self, func: Any, args: Any, made: list[Any]) -> None:

@@ -1,0 +1,116 @@
+"""Claim: scripts of 14 kinds of training libraries are recorded and sketched without a changed line.
+
+Each script of `benchmarks/lib/frameworks` runs here on the CPU with a tiny model, alone and recorded: it must end well
+and print the same loss to the last digit. Then it is sketched at a real size for an H200 from its command, with no GPU.
+What is not installed is left out. Seconds are CPU time of the whole prediction, imports included.
+
+    python -m benchmarks.claims.accuracy.frameworks [SCRIPT …]
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from benchmarks.lib.table import keep
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "lib" / "frameworks"
+LIBRARIES = {
+    "transformers_trainer": ("transformers", "accelerate"),
+    "accelerate_loop": ("accelerate", "transformers"),
+    "peft_lora": ("peft", "transformers"),
+    "trl_sft": ("trl", "peft", "datasets"),
+    "lightning_fit": ("lightning", "torchmetrics", "torchvision"),
+    "timm_train": ("timm",),
+    "torchvision_classification": ("torchvision",),
+    "diffusers_unet": ("diffusers", "accelerate"),
+    "sentence_transformers_fit": ("sentence-transformers", "datasets"),
+    "torch_geometric_gcn": ("torch-geometric",),
+    "torchrec_ebc": ("torchrec",),
+    "torchrec_parallel": ("torchrec",),
+    "torchao_float8": ("torchao",),
+    "deepspeed_zero": ("deepspeed",),
+}
+"""Packages that each script needs; the first is the one that it is about."""
+RANKS = ("torchrec_parallel", "deepspeed_zero")
+"""Scripts of a rank, which find a process group in their sketch."""
+REFUSED = {"torchrec_parallel": "must be a GPU"}
+"""Scripts that can't be sketched, with part of the reason: FBGEMM's lookups ask for the device in C++."""
+LIMIT_S = 1200
+
+
+def run(*words: str) -> tuple[int, str, float]:
+    """A command's exit code, what it printed, and the CPU seconds that it took."""
+    began = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S)
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return done.returncode, done.stdout + done.stderr, ended.ru_utime + ended.ru_stime - began.ru_utime - began.ru_stime
+
+
+def loss_of(printed: str) -> str:
+    """The last loss that a script printed."""
+    return next((line for line in reversed(printed.splitlines()) if line.startswith("loss ")), "")
+
+
+def tried(name: str) -> dict[str, Any]:
+    """One script: alone, recorded, and sketched."""
+    script = str(SCRIPTS / f"{name}.py")
+    library = LIBRARIES[name][0]
+    foretrace = (sys.executable, "-m", "foretrace")
+    code, printed, _ = run(sys.executable, script)
+    row: dict[str, Any] = {"library": f"{library} {version(library)}", "script": name, "runs here": code == 0}
+    with tempfile.TemporaryDirectory() as folder:
+        out, steps = f"{folder}/run", ("--warmup", "2", "--plain", "3", "--profile", "1")
+        code, recorded, _ = run(*foretrace, "record", "--out", out, *steps, "--", sys.executable, script)
+        row["recorded"] = code == 0
+        row["same loss"] = bool(loss_of(printed)) and loss_of(recorded) == loss_of(printed)
+        page = Path(folder) / "said.json"
+        world = ("--world", "1") if name in RANKS else ()
+        command = [*foretrace, "predict", "--on", "h200", "--json", *world, "--", "python", script, "--full"]
+        with page.open("w") as answer:
+            began = resource.getrusage(resource.RUSAGE_CHILDREN)
+            done = subprocess.run(command, stdout=answer, stderr=subprocess.PIPE, text=True, timeout=LIMIT_S)
+            ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+        row["sketched"] = done.returncode == 0
+        told = json.loads(page.read_text()) if done.returncode == 0 else {"by_op": []}
+        row["calls"] = sum(op["count"] for op in told["by_op"]) or None
+        row["step ms"] = told.get("step_ms")
+        row["cautions"] = told.get("cautions") or []
+        row["CPU s"] = ended.ru_utime + ended.ru_stime - began.ru_utime - began.ru_stime
+        row["why not"] = None if done.returncode == 0 else done.stderr.strip().splitlines()[-1][-300:]
+    return row
+
+
+def installed(name: str) -> bool:
+    try:
+        return all(version(package) for package in LIBRARIES[name])
+    except PackageNotFoundError:
+        return False
+
+
+def main() -> int:
+    rows = []
+    for name in sys.argv[1:] or LIBRARIES:
+        if not installed(name):
+            print(f"{name}: left out, {' or '.join(LIBRARIES[name])} is not installed")
+            continue
+        rows.append(tried(name))
+        keep("frameworks", rows, hide=("cautions", "why not"))
+    if not rows:
+        print("nothing done: none of the libraries is installed")
+        return 0
+    held = [
+        row["recorded"] and row["same loss"] and (row["sketched"] or REFUSED.get(row["script"], "?") in row["why not"])
+        for row in rows
+    ]
+    return not all(held)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
