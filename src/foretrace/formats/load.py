@@ -133,13 +133,13 @@ def format_of(path: Path) -> str | None:
             return _format_of_array(text)
         if not text.startswith(b"{"):
             break
-        found = [
-            (match.start(), name)
-            for name, known in FORMATS.items()
-            if known.key and (match := re.search(rb'"(?:%b)"\s*:' % known.key.encode(), text))
-        ]
-        if found:
-            return min(found)[1]
+        first, end = None, len(text)  # of the keys, the one that comes first
+        for name, known in FORMATS.items():
+            key = re.compile(rb'"(?:%b)"\s*:' % known.key.encode())
+            if known.key and (match := key.search(text, 0, end)):
+                first, end = name, match.start()
+        if first:
+            return first
         if len(seen) > SNIFFED_BYTES:
             break
     return None
