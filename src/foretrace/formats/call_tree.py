@@ -60,16 +60,17 @@ def parents(thread: Ints, start: Floats, end: Floats) -> Ints:
 
 def _nested(rows: list[int], starts: list[float], ends: list[float]) -> list[int]:
     found: list[int] = []
-    open_rows, open_ends = [-1], [np.inf]
+    around: list[tuple[int, float]] = []
+    inside, limit = -1, np.inf  # the innermost open row, and where it ends
     for row, start, end in zip(rows, starts, ends):
-        while open_ends[-1] <= start:
-            open_rows.pop()
-            open_ends.pop()
-        found.append(open_rows[-1])
-        limit = open_ends[-1]
+        while limit <= start:
+            inside, limit = around.pop()
+        found.append(inside)
+        around.append((inside, limit))
+        inside = row
         # A row that sticks out by rounding must not seem to contain what comes after its parent.
-        open_ends.append(limit if limit < end <= limit + ROUNDING_US else end)
-        open_rows.append(row)
+        if not limit < end <= limit + ROUNDING_US:
+            limit = end
     return found
 
 
