@@ -145,3 +145,17 @@ def test_what_was_launched_before_the_trace_counts_only_in_the_step_that_it_ran_
         name: measure_step(graph, name).ranks[0].launched_before_ms for name in ("ProfilerStep#1", "ProfilerStep#2")
     }
     assert before == {"ProfilerStep#1": pytest.approx(0.3), "ProfilerStep#2": 0.0}
+
+
+def test_a_kernel_of_which_nobody_knows_the_launch_did_not_wait_in_a_queue() -> None:
+    """The trace has launches, and does not say which kernel is of which: the host's time is the cause."""
+    graph = rank(
+        Call("aten::mm", 0, 50), launch(20, 30, (40, 100)), Call("aten::slow", 200, 2000), Call("aten::mm", 2000, 2050),
+        launch(2020, 2030, (2040, 2100)),
+    )  # fmt: skip
+    graph.kernels.call[:] = -1
+    seen = measure_step(graph)
+    assert "queued" not in seen.idle_causes and seen.bound == "host" and seen.idle[0].name == "aten::slow"
+    assert measure_step(rank(Orphan(500, 600), Call("aten::mm", 0, 50), launch(20, 30, (700, 800)))).idle_causes[
+        "queued"
+    ]

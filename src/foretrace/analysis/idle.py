@@ -6,6 +6,7 @@ from collections import defaultdict
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from foretrace.analysis.activities import Activities
 from foretrace.analysis.critical_path import LATENCY_US
@@ -66,10 +67,8 @@ def idle_rows(
     begins, ends = np.append(start, busy_end), np.append(busy_start, end)
     call = np.append(kernels.call[first], -1)
     main = _launching(segments)
-    waits_for_host = call >= 0
-    waits_for_host[-1] = True
-    if not len(graph.calls):
-        waits_for_host[:] = True
+    before = _launched_before(graph, kernels.rows(first)) if (call[:-1] < 0).any() else np.zeros(len(first), bool)
+    waits_for_host = np.append(~before, True)
     launched = np.append(graph.calls.end, end)[call]
     launched = np.clip(np.where(waits_for_host, launched, begins), begins, np.maximum(ends, begins))
     thread = np.append(graph.calls.thread, main[0] if main else -1)[call]
@@ -81,6 +80,19 @@ def idle_rows(
     total = sum(found.values())
     rows = [IdleRow(*key, us / 1e3, us / total) for key, us in found.items() if us > 0]
     return sorted(rows, key=lambda row: -row.ms)
+
+
+def _launched_before(graph: Graph, kernels: KernelTable) -> NDArray[np.bool_]:
+    """Which kernels were launched before the trace began: without a launch in it, and ahead of the first on their
+    stream that has one. Of others without one nobody knows when they were launched, nor of any where no kernel has one.
+    """
+    first = dict.fromkeys(distinct(kernels.stream).tolist(), -np.inf)
+    known = graph.kernels.call >= 0
+    for stream in first:
+        here = graph.kernels.start[known & (graph.kernels.stream == stream)]
+        first[stream] = float(here.min()) if len(here) else np.inf if known.any() else -np.inf
+    begins = np.array([first[stream] for stream in kernels.stream.tolist()])
+    return np.asarray((kernels.call < 0) & (kernels.start < begins))
 
 
 def _launching(segments: Segments) -> list[int]:

@@ -171,7 +171,8 @@ def _attributed(graphs: list[Graph]) -> float:
     """Share of the device time launched in the trace that is attributed to an op; of all, where it has no launches."""
     launched = owned = 0.0
     for graph in graphs:
-        time, known = graph.kernels.end - graph.kernels.start, (graph.kernels.call >= 0) | (not len(graph.calls))
+        time, known = graph.kernels.end - graph.kernels.start, graph.kernels.call >= 0
+        known |= not known.any()
         launched += float(time[known].sum())
         owned += float(time[known & (graph.kernels.op >= 0)].sum())
     return owned / launched if launched else 1.0

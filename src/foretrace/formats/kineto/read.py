@@ -159,6 +159,10 @@ def _allocated(columns: Columns, clock: Clock) -> tuple[tuple[float, int], ...]:
     return tuple(zip(at[order].tolist(), rows["allocated"][mine][order].tolist()))
 
 
+OTHER_DEVICE, MAX_DEVICES = 0.01, 8
+"""Share of a trace's device work that makes a device one of several, and how many of these are named."""
+
+
 def _notes(graph: Graph, columns: Columns) -> list[str]:
     notes = []
     if not graph.steps:
@@ -167,6 +171,15 @@ def _notes(graph: Graph, columns: Columns) -> list[str]:
         notes.append(NO_SHAPES)
     if len(graph.kernels) and not len(graph.calls):
         notes.append("no runtime calls: kernels can't be given to the ops that launched them")
+    elif len(graph.kernels) and (graph.kernels.call < 0).all() and (graph.kernels.op < 0).all():
+        notes.append("no kernel names the runtime call that launched it: kernels can't be given to ops")
+    devices = distinct(columns.device["device"]).tolist() if len(graph.kernels) else []
+    if len(devices) > 1:
+        devices = [one for one in devices if (columns.device["device"] == one).mean() > OTHER_DEVICE]
+    if len(devices) > 1:
+        several = [str(device) for device in devices]
+        which = ", ".join(several[:MAX_DEVICES]) + (", …" if len(several) > MAX_DEVICES else "")
+        notes.append(f"the trace holds work of {len(several)} devices ({which}): active is when any of them works")
     ambiguous = np.append(shared_ids(graph.calls), False)[graph.kernels.call] & (graph.kernels.op < 0)
     if ambiguous.any():
         duration = graph.kernels.end - graph.kernels.start
