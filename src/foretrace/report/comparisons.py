@@ -223,6 +223,10 @@ def _recorded_sizes(found: WhatIf) -> Iterator[Fact]:
         start = f"{name}: {int(new):,} instead of " if new.isdecimal() else "\n"
         for note in (note for note in found.after.notes if note.startswith(start)):
             source = "as you said" if stated else f"as found in the step; {name}={new}/OLD says otherwise"
+            from foretrace.whatif.what_if import OTHER_BATCH
+
+            doubt = next((note for note in found.notes if stated and note.startswith(OTHER_BATCH)), "")
+            source = f"{source}, but {doubt}" if doubt and name == "batch" else source
             yield name, f"{note.removeprefix(start)} → {int(new):,}", source
 
 

@@ -20,10 +20,13 @@ from foretrace.platform.fabric import Fabric
 from foretrace.platform.platform import Platform
 from foretrace.platform.registry import load_platform
 from foretrace.prediction.gaps import with_host_gaps
+from foretrace.transforms.resize.batch_sequence import batch_size
 from foretrace.transforms.step import flatten, require_arguments
 from foretrace.whatif.changes import EditedJob, JobChanges
 from foretrace.whatif.grammar import JOB_CHANGES, RESIZABLE, Change, listed, read_changes
 
+OTHER_BATCH = "the inputs of the step look like a batch of "
+"""Where a user states another recorded batch size than the step shows."""
 UNSEEN = "which work waits for a collective only the profile shows: of a changed step more of it may be exposed"
 COMPARED = "both sides are predicted by the platform's models, also where the step was measured"
 
@@ -141,6 +144,9 @@ def what_if(
             require_arguments(list(job.graphs[0].ops), job.graphs[0].source)
     said = [parse_size("batch", change.value)[1] for change in read if change.name == "batch"]
     recorded = next(filter(None, said), None)  # as in batch=64/16
+    seen = batch_size(job.graphs[0]) if recorded else None
+    if seen and seen != recorded:
+        notes.append(f"{OTHER_BATCH}{seen:,}, not of {recorded:,}: leave out /{recorded} to take that")
     edited = EditedJob(job, recorded=recorded, on_stage=lambda stage: on_progress(Progress(stage)))
     reports = list[StepReport]()
     for side, words in zip(sides, ("as it is", "as it would be")):
