@@ -189,7 +189,7 @@ def whatif_facts(found: WhatIf) -> Iterator[Fact]:
     ranges = f"80 %: {' → '.join(f'{ms(side.low_ms)} – {ms(side.high_ms)}' for side in (before, after))}"
     if before.sample_us and after.sample_us and before.samples != after.samples:
         # Of steps with other numbers of samples, the time per sample says which is faster.
-        speed = f"{_speed(before.sample_us, after.sample_us)} per sample"
+        speed = f"{_speed(before.sample_us, after.sample_us)} per sample, back to back"
         yield "sample", change(before.sample_us, after.sample_us, unit="us"), speed
         samples = f"of {before.samples:,} → {after.samples:,} samples"
         yield "step", change(before.step_ms, after.step_ms), f"{samples}; {ranges}"

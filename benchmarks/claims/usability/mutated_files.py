@@ -1,0 +1,253 @@
+"""Claim: no damaged file ends Foretrace in a traceback, a hang or 4 GB of memory, whichever reader it is for. 20,000
+copies of recordings, wild traces, tables, platforms, fabrics, logs of nccl-tests, points of sweeps, sharding plans and
+stored forecasts, each cut, with fields deleted, types swapped, numbers too large or junk in them, end in a result or in
+one line with an advice.
+
+The damage is that of `benchmarks.claims.accuracy.mutated_traces`. Copy N of a seed is the same on every machine.
+
+    python -m benchmarks.claims.usability.mutated_files [--count 20000] [--seed 0] [--workers 1] [--keep FOLDER]
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import foretrace as ft
+from benchmarks.claims.accuracy.mutated_traces import LIMIT_S, mutated, outcome, sources
+from benchmarks.lib.process import shared
+from benchmarks.lib.table import keep
+from foretrace.errors import ForetraceError
+from foretrace.platform.fabric import FABRICS, LINKS
+from foretrace.platform.registry import SHIPPED
+from foretrace.report import as_json
+from foretrace.sharding.options import Ranks
+from foretrace.sharding.plan import Placement, read_plan, write_plan
+from foretrace.sharding.tables import Table
+from foretrace.ui.documents import checked, document_page
+from foretrace.whatif.points import read_points
+
+RECORDING = Path(__file__).resolve().parents[3] / "tests" / "data" / "h200" / "dlrm_default_b512"
+MOST_BYTES = 4 * 2**30
+CHUNK = 50
+TABLES = "name,rows,dim,pooling\n" + "".join(f"t{n},{10 ** (2 + n % 5)},{16 << n % 3},{1 + n}\n" for n in range(8))
+LOG = """# Collective test starting: all_reduce_perf
+# nThread 1 nGpus 2 minBytes 8 maxBytes 134217728 step: 2(factor)
+#  Rank  0 Group  0 Pid  10563 on node-1 device  0 [0000:06:00] NVIDIA A100
+#  Rank  1 Group  0 Pid  10564 on node-1 device  1 [0000:09:00] NVIDIA A100
+#  size   count   type   redop    root   time   algbw   busbw #wrong   time   algbw   busbw #wrong
+   1024      256   float     sum     -1   36.0    0.03    0.05      0   35.77    0.03    0.05      0
+   1048576  262144 float     sum     -1   74.8   14.02   24.54    N/A   76.17   13.77   24.09    N/A
+"""
+Reader = Callable[[random.Random, Path], str]
+"""Damages a file in an empty folder, reads it, and says how that ends."""
+
+
+def of_recordings(rng: random.Random, folder: Path) -> str:
+    run = folder / "run"
+    shutil.copytree(RECORDING, run)
+    path = rng.choice([path for path in sorted(run.rglob("*")) if path.is_file()])
+    damage(rng, path)
+    command = rng.choice((["show"], ["predict", "--on", "h200"], ["check"], ["show", "--json"], ["export"]))
+    more = ["--perfetto", str(folder / "out.json")] if command == ["export"] else command[1:]
+    return outcome([command[0], str(run), *more])
+
+
+def of_traces(rng: random.Random, folder: Path) -> str:
+    _, files = rng.choice(wild())
+    which = rng.randrange(len(files))
+    for place, (name, text) in enumerate(files):
+        (folder / name).write_bytes(mutated(rng, text)[1] if place == which else text)
+    return outcome(["show", str(folder if len(files) > 1 else folder / files[0][0])])
+
+
+@cache
+def wild() -> list[tuple[str, list[tuple[str, bytes]]]]:
+    with tempfile.TemporaryDirectory() as scratch:
+        return list(sources(shared("public/wild"), Path(scratch) / "feeder"))
+
+
+def of_tables(rng: random.Random, folder: Path) -> str:
+    path = folder / "tables.csv"
+    path.write_bytes(mutated(rng, TABLES.encode())[1])
+    return outcome(["shard", str(path), "--world", "2", "--seconds", "0.05", "--batch", "512"])
+
+
+def of_platforms(rng: random.Random, folder: Path) -> str:
+    mine = folder / "mine"
+    shutil.copytree(SHIPPED / "h200", mine, copy_function=os.link if _same_device(folder) else shutil.copy)
+    files = [path for path in sorted(mine.rglob("*")) if path.is_file()]
+    plain = [path for path in files if path.suffix == ".json"]
+    path = rng.choice(plain if rng.random() < 0.7 else files)
+    text = path.read_bytes()
+    path.unlink()  # perhaps a link to the shipped file
+    path.write_bytes(text)
+    damage(rng, path)
+    if rng.random() < 0.5:
+        return outcome(["platform", "show", str(mine)])
+    return outcome(["predict", str(RECORDING), "--kernels", "model", "--on", str(mine)])
+
+
+def _same_device(folder: Path) -> bool:
+    return folder.stat().st_dev == SHIPPED.stat().st_dev
+
+
+def of_fabrics(rng: random.Random, folder: Path) -> str:
+    original = rng.choice(sorted([*FABRICS.glob("*.json"), *LINKS.glob("*.json")]))
+    path = folder / "fabric.json"
+    shutil.copy(original, path)
+    damage(rng, path)
+    return outcome(["predict", str(RECORDING), "--on", "h200", "--world", "8", "--fabric", str(path)])
+
+
+def of_logs(rng: random.Random, folder: Path) -> str:
+    path = folder / "nccl.log"
+    path.write_bytes(mutated(rng, LOG.encode())[1])
+    return outcome(["platform", "fabric", "--from", str(path), "--out", str(folder / "made")])
+
+
+def of_points(rng: random.Random, folder: Path) -> str:
+    path = folder / "points.jsonl"
+    path.write_bytes(mutated(rng, stored("points"))[1])
+    return ending(lambda: read_points(path))
+
+
+def of_plans(rng: random.Random, folder: Path) -> str:
+    tables = [Table(f"t{number}", 1000 * (number + 1), 16) for number in range(4)]
+    path = folder / "plan.json"
+    write_plan(tuple(Placement("table_wise", (number % 2,)) for number in range(4)), tables, Ranks(2), path)
+    damage(rng, path)
+    return ending(lambda: read_plan(path, tables, Ranks(2)))
+
+
+def of_forecasts(rng: random.Random, folder: Path) -> str:
+    path = folder / "forecast.json"
+    path.write_bytes(mutated(rng, stored(rng.choice(["forecast", "what_if", "sweep"])))[1])
+
+    def draw() -> None:
+        page = document_page(path, path.name)
+        if page is not None:
+            checked(page, path.name)
+
+    return ending(draw)
+
+
+@cache
+def stored(what: str) -> bytes:
+    """A result as Foretrace stores it."""
+    if what == "forecast":
+        return as_json(ft.predict(RECORDING, on="h200")).encode()
+    if what == "what_if":
+        return as_json(ft.what_if(RECORDING, "h200", ["dtype=bf16"])).encode()
+    with tempfile.TemporaryDirectory() as folder:
+        points = Path(folder) / "points.jsonl"
+        found = ft.sweep(RECORDING, "h200", sets={"batch": [256, 512]}, out=points, workers=1)
+        return points.read_bytes() if what == "points" else as_json(found).encode()
+
+
+READERS: dict[str, Reader] = {
+    "recordings": of_recordings, "traces": of_traces, "tables": of_tables, "platforms": of_platforms,
+    "fabrics": of_fabrics, "logs of nccl-tests": of_logs, "points of sweeps": of_points, "plans": of_plans,
+    "forecasts": of_forecasts,
+}  # fmt: skip
+
+
+def damage(rng: random.Random, path: Path) -> None:
+    """Damage a file, or what is packed in it."""
+    text = path.read_bytes()
+    if path.suffix == ".gz" and rng.random() < 0.7:
+        path.write_bytes(gzip.compress(mutated(rng, gzip.decompress(text))[1], 1))
+    else:
+        path.write_bytes(mutated(rng, text)[1])
+
+
+def ending(read: Callable[[], Any]) -> str:
+    """How a reader ends: report, refused, bug or hang."""
+
+    def hangs(number: int, frame: object) -> None:
+        raise TimeoutError
+
+    signal.signal(signal.SIGALRM, hangs)
+    signal.alarm(LIMIT_S)
+    try:
+        read()
+        return "report"
+    except ForetraceError:
+        return "refused"
+    except TimeoutError:
+        return "hang"
+    except BaseException:  # whatever escapes is what is looked for
+        traceback.print_exc()
+        return "bug"
+    finally:
+        signal.alarm(0)
+
+
+def run_some(numbers: range, seed: int, names: tuple[str, ...], kept: Path | None) -> list[tuple[str, str, int]]:
+    """Reader and ending of some copies, and the peak memory of this process."""
+    found = []
+    for number in numbers:
+        name = names[number % len(names)]
+        with tempfile.TemporaryDirectory() as scratch:
+            ended = READERS[name](random.Random(f"{seed} {number}"), Path(scratch))
+            if ended in ("bug", "hang"):
+                print(number, name, ended, flush=True)
+                if kept:
+                    shutil.copytree(scratch, kept / f"{number}-{name}", dirs_exist_ok=True, symlinks=True)
+        found.append((name, ended, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024))
+    return found
+
+
+def all_of(count: int, seed: int, names: tuple[str, ...], workers: int, kept: Path | None) -> Iterator[Any]:
+    """What `run_some` gives for all copies."""
+    chunks = [range(start, min(count, start + CHUNK)) for start in range(0, count, CHUNK)]
+    if workers == 1:
+        for chunk in chunks:
+            yield from run_some(chunk, seed, names, kept)
+        return
+    with ProcessPoolExecutor(workers) as pool:
+        for some in pool.map(run_some, chunks, *zip(*[(seed, names, kept)] * len(chunks))):
+            yield from some
+
+
+def main() -> int:
+    """Damage, read and count."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=20_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--only", choices=list(READERS))
+    parser.add_argument("--keep", type=Path, help="where copies that end badly are put")
+    options = parser.parse_args()
+    names = (options.only,) if options.only else tuple(READERS)
+    ends, most = {name: Counter[str]() for name in names}, 0
+    for name, ended, memory in all_of(options.count, options.seed, names, options.workers, options.keep):
+        ends[name][ended] += 1
+        most = max(most, memory)
+    kinds = ("report", "refused", "bug", "hang")
+    rows = [{"files": name, "copies": c.total(), **{kind: c[kind] for kind in kinds}} for name, c in ends.items()]
+    total = sum(ends.values(), Counter[str]())
+    whole = {"files": "all", "copies": total.total(), **{kind: total[kind] for kind in kinds}}
+    print(f"peak memory {most / 2**30:.2f} GiB")
+    bad = total["bug"] + total["hang"]
+    if not options.only:
+        keep("mutated_files", [*rows, whole], verdict=f"{bad} end badly" if bad else None)
+    return int(bool(bad) or most > MOST_BYTES)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
