@@ -18,7 +18,8 @@ CLAIMS := \
 	$(addprefix speed.,start_up verb_speed against_hta large_trace sketch_speed recorder_cost simulate_speed predict_speed job_speed) \
 	$(addprefix accuracy.,all_sets headlines own_gpu kernel_models device_time collectives host_time job_accuracy other_gpus other_gpu_kernels \
 		pipelines vtrain vtrain_whole edits cudagraph) \
-	$(addprefix sharding.,sharding sharding_gloo sharding_search)
+	$(addprefix sharding.,sharding sharding_gloo sharding_search) \
+	$(addprefix usability.,training_scripts consistency mutated_files)
 
 .PHONY: demo test lint docs bench clean
 

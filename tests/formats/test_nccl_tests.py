@@ -69,7 +69,12 @@ def test_several_tests_in_one_log_are_several_tables(log):
     assert (first.ranks, second.ranks, second.rows[-1][1]) == (8, 8, 11.5)
 
 
-@pytest.mark.parametrize("text", ["hello", ANNOUNCED + SETTINGS + ranks(8) + COLUMNS + END, "# nThread 1 nGpus 8"])
+DAMAGED = ANNOUNCED + SETTINGS + ranks(8) + COLUMNS.replace("time", "time?") + ROWS + END
+
+
+@pytest.mark.parametrize(
+    "text", ["hello", ANNOUNCED + SETTINGS + ranks(8) + COLUMNS + END, "# nThread 1 nGpus 8", DAMAGED]
+)
 def test_a_log_without_a_table_is_refused(log, text):
     with pytest.raises(ForetraceError, match=r"nccl\.log holds no table of nccl-tests"):
         read_nccl_tests(log(text))

@@ -75,7 +75,9 @@ def test_a_sweep_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert sum("point" in line for line in out.read_text().splitlines()) >= 4
 
 
-@pytest.mark.parametrize("line", ['{"source": "x"}', '{"point": {"changes": [], "platform": 3}}', '{"point": 7}'])
+@pytest.mark.parametrize(
+    "line", ['{"source": "x"}', '{"point": {"changes": [], "platform": 3}}', '{"point": 7}', '{"a":' * 3000]
+)
 def test_a_file_of_something_else_is_left_alone(tmp_path: Path, line: str) -> None:
     out = tmp_path / "points.jsonl"
     out.write_text(line + "\n")

@@ -83,7 +83,8 @@ def _tables(lines: list[str], path: Path) -> Iterator[NcclTable]:
             table.hosts.append(rank[1])
             table.device = rank[2]
         elif _COLUMNS.search(line):
-            column = line.replace("#", " ", 1).split().index("time")
+            words = line.replace("#", " ", 1).split()
+            column = words.index("time") if "time" in words else 0
         elif column and _ROW.match(line):
             table.rows += _row(line.split(), column)
     yield table

@@ -159,7 +159,7 @@ def read_points(out: Path) -> list[StoredPoint]:
             found.append(StoredPoint(msgspec.convert(entry["point"], Point), key))
         except json.JSONDecodeError:
             continue
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             raise ForetraceError(
                 f"{out} holds something else than points: {line[:60]}", "Choose another file."
             ) from None
