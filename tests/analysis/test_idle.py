@@ -159,3 +159,10 @@ def test_a_kernel_of_which_nobody_knows_the_launch_did_not_wait_in_a_queue() -> 
     assert measure_step(rank(Orphan(500, 600), Call("aten::mm", 0, 50), launch(20, 30, (700, 800)))).idle_causes[
         "queued"
     ]
+
+
+def test_annotations_name_idle_time_where_no_thread_calls_anything() -> None:
+    """JAX: what the host is doing, and no calls."""
+    graph = doing(rank(Orphan(500, 600), Orphan(800, 900)), ("PjitFunction(train_step)", 0.0, 1000.0))
+    seen = measure_step(graph)
+    assert seen.idle_causes == {"annotation": pytest.approx(0.8)} and seen.idle[0].name == "PjitFunction(train_step)"

@@ -124,9 +124,15 @@ def host_segments(graph: Graph) -> Segments:
 def _around_calls(graph: Graph, threads: list[_Thread]) -> list[Segments]:
     """T1 on the main thread from the start of the step to its first call, and from its last call to the end.
 
-    The main thread is that of the step's mark; without marks, the one whose activities take longest.
+    The main thread is that of the step's mark; without marks, the one whose activities take longest. Where no thread
+    calls anything, all of its time is T1.
     """
     ops, names = graph.ops, {span.name for span in graph.steps}
+    if not threads and len(graph.activities):
+        does = graph.activities
+        thread = int(np.bincount(does.thread, does.end - does.start).argmax())
+        mine = does.thread == thread
+        return [_segments(thread, does.start[mine].min(keepdims=True), does.end[mine].max(keepdims=True), T1, -1)]
     if len(graph.steps) == 1:
         (span,) = graph.steps
         marks = np.flatnonzero(ops.names.matching(names.__contains__)[ops.name]) if len(ops) else np.zeros(0, np.intp)
