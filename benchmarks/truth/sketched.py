@@ -17,6 +17,7 @@ import multiprocessing
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -24,7 +25,7 @@ from unittest.mock import patch
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from benchmarks.lib.workloads import ALL, Step
+from benchmarks.lib.workloads import ALL, Step, built
 from benchmarks.lib.zoo import ZOO
 from foretrace.graph import Graph
 from foretrace.record import folder as files
@@ -66,7 +67,7 @@ def sketched(name: str, out: Path) -> str:
     """Sketch a step into a folder of its own; what became of it, in words."""
     begun = time.monotonic()
     try:
-        keep_sketch(sketch(STEPS[name], device="cuda"), out / name)
+        keep_sketch(sketch(partial(built, STEPS[name]), device="cuda"), out / name)
         if torch.cuda.is_available():
             (out / name / ESTIMATE).write_text(json.dumps(estimate(STEPS[name])))
     except Exception as error:  # one that can't be sketched here is said and left out

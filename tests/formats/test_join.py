@@ -164,6 +164,11 @@ def test_of_a_call_that_makes_another_of_its_name_among_others_the_outer_one_is_
     assert match_ops(table("aten::sort"), profile).tolist() == [0]
 
 
+def test_of_a_call_that_makes_several_of_its_name_the_outer_one_is_matched():
+    profile = table("aten::roll", ("aten::roll", 0), ("aten::roll", 0), "aten::view")
+    assert match_ops(table("aten::roll", "aten::view"), profile).tolist() == [0, 3]
+
+
 def test_a_nested_structure_is_matched_inside_too():
     structure = table("aten::linear", ("aten::t", 0), ("aten::addmm", 0))
     profile = table("step", ("aten::linear", 0), ("aten::t", 1), ("aten::as_strided", 2), ("aten::addmm", 1))

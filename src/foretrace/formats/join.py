@@ -202,13 +202,14 @@ def _codes(table: OpTable, code_of_name: list[int]) -> Ints:
 
 
 def _casting(profile: OpTable) -> NDArray[np.bool_]:
-    """Which rows are autocast's: a call that casts its arguments and then calls an op of the same name."""
+    """Which rows are autocast's: a call that casts its arguments and then calls an op of the same name, once."""
     inside = np.flatnonzero(profile.parent >= 0)
     outer = profile.parent[inside]
     again = profile.name[inside] == profile.name[outer]
     casts = profile.names.matching(lambda name: name in CASTS)[profile.name[inside]]
-    casting = np.zeros(len(profile), bool)
-    casting[outer[again]] = True
+    casting: NDArray[np.bool_] = (
+        np.bincount(outer[again], minlength=len(profile)) == 1
+    )  # aten::roll rolls each dimension
     casting[outer[~again & ~casts]] = False
     return casting
 

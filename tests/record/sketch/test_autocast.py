@@ -32,6 +32,24 @@ CALLS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "smooth l1": lambda x, ids: F.smooth_l1_loss(x, x),
     "logits": lambda x, ids: F.binary_cross_entropy_with_logits(x, x),
     "cross entropy": lambda x, ids: F.cross_entropy(x, ids),
+    "smoothed labels": lambda x, ids: F.cross_entropy(x, ids, label_smoothing=0.1),
+    "smoothed labels, summed": lambda x, ids: F.cross_entropy(x, ids, label_smoothing=0.1, reduction="sum"),
+    "smoothed labels, each": lambda x, ids: F.cross_entropy(x, ids, label_smoothing=0.1, reduction="none"),
+    "weighted classes": lambda x, ids: F.cross_entropy(x, ids, x.float().sum(0), label_smoothing=0.1),
+    "probabilities": lambda x, ids: F.cross_entropy(x, x),
+    "smoothed probabilities": lambda x, ids: F.cross_entropy(x, x, x.sum(0), reduction="none", label_smoothing=0.1),
+    "kl": lambda x, ids: F.kl_div(x, x, reduction="batchmean", log_target=True),
+    "huber": lambda x, ids: (F.huber_loss(x, x), F.l1_loss(x, x), F.poisson_nll_loss(x, x)),
+    "margins": lambda x, ids: (F.margin_ranking_loss(x, x, x), F.multi_margin_loss(x, ids), F.soft_margin_loss(x, x)),
+    "labels": lambda x, ids: (F.multilabel_margin_loss(x, x.long()), F.multilabel_soft_margin_loss(x, x)),
+    "embeddings": lambda x, ids: (F.cosine_embedding_loss(x, x, ids), F.hinge_embedding_loss(x, x)),
+    "triplets": lambda x, ids: (
+        F.triplet_margin_loss(x, x, x, swap=True),
+        F.triplet_margin_with_distance_loss(x, x, x),
+    ),
+    "log softmax": lambda x, ids: (F.log_softmax(x, -1), x.log_softmax(-1, torch.float32), F.softmin(x, -1)),
+    "squares": lambda x, ids: (x.square(), x**2, 2**x),
+    "distances": lambda x, ids: (F.pairwise_distance(x, x), F.pdist(x), torch.dist(x, x)),
     "cdist": lambda x, ids: torch.cdist(x, x),
     "prelu": lambda x, ids: F.prelu(x, x.sum(0)),
     "addcmul": lambda x, ids: torch.addcmul(x, x, x.float()),
@@ -44,13 +62,13 @@ def dtypes(ops: Iterable[Op]) -> list[tuple[str, list[str]]]:
     return [(op.name, [t.dtype for t in op.produced]) for op in ops]
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float16])
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_is_cast_as_pytorch_does_on_cuda(name: str, dtype: torch.dtype) -> None:
     def step(device: str) -> None:
         given = torch.empty(8, 8, device=device, dtype=dtype)
         ids = torch.empty(8, device=device, dtype=torch.int64)
-        with torch.autocast("cuda", torch.bfloat16):
+        with torch.autocast("cuda", torch.float16 if dtype == torch.float16 else torch.bfloat16):
             CALLS[name](given, ids)
 
     assert dtypes(called_in_a_sketch(step)) == dtypes(called_by_torch(step))

@@ -14,6 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention as imported_before
 
 from foretrace.graph import Graph, Op, Tensor
 from foretrace.record.sketch.sketch import sketch
+from foretrace.record.watch.watch import Watch
 from tests.narrowing import instance
 from tests.record.sketch.fake_cuda import called_by_torch, called_in_a_sketch
 
@@ -70,6 +71,40 @@ def test_a_recurrent_network_is_one_call_of_cudnn(name: str) -> None:
     backward = next(op for op in graph.ops if op.name == "aten::_cudnn_rnn_backward")
     assert [t.shape for t in backward.produced[-count:]] == [w.shape for w in weights]
     assert "aten::_foreach_addcdiv_" in {op.name for op in graph.ops}, "and the weights are still on the GPU"
+
+
+@pytest.mark.parametrize(("kind", "layers", "both", "reserved"), [
+    (nn.LSTM, 2, False, 11 * 3 * 5 * 16 * 4 + 256), (nn.GRU, 2, True, 26 * 3 * 5 * 16 * 4 + 256)
+])  # fmt: skip
+def test_cudnn_makes_time_first_and_reserves_what_recordings_show(
+    kind: Any, layers: int, both: bool, reserved: int
+) -> None:
+    network = training(lambda: kind(8, 16, layers, bidirectional=both, batch_first=True), 3, 5, 8)
+    forward, backward = (op for op in cuda(network).ops if op.name.startswith("aten::_cudnn_rnn"))
+    width = 16 * (1 + both)
+    assert forward.produced[0].stride == (width, 3 * width, 1) and backward.tensors[-1].shape == (reserved,)
+
+
+def test_under_autocast_the_weights_of_a_recurrent_network_are_cast_into_one_buffer() -> None:
+    def build() -> Callable[[], None]:
+        network, x = nn.GRU(8, 16).to("cuda"), torch.randn(5, 3, 8, device="cuda")
+
+        def step() -> None:
+            with torch.autocast("cuda", torch.bfloat16):
+                made = network(x)[0]
+            made.sum().backward()
+
+        return step
+
+    graph = cuda(build)
+    shorts = [op.name.removeprefix("aten::") for op in graph.ops]
+    place = shorts.index("_cudnn_rnn")
+    assert shorts[1:place] == [
+        *("empty", "set_", "zeros"), *("empty", "set_") * 4, *("view", "copy_") * 4, *("_to_copy",) * 2
+    ]  # fmt: skip
+    assert [t.shape for t in graph.ops[place].tensors[1:5]] == [(384, 1), (768, 1), (48, 1), (48, 1)]
+    after = [op.name for op in graph.ops if op.node == "torch::autograd::CopyBackwards"]
+    assert after == ["aten::_to_copy"] * 4
 
 
 def test_weights_that_are_flattened_in_the_step_are_flattened_by_a_call() -> None:
@@ -274,3 +309,75 @@ def test_recomputed_layers_are_the_gpus_too() -> None:
     graph = cuda(build)
     assert names(graph, "rms") == ["_fused_rms_norm"] * 2 + ["_fused_rms_norm_backward"]
     assert names(graph, "dropout") == ["native_dropout"] * 2 + ["native_dropout_backward"]
+
+
+TRANSPOSED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "elu": lambda x, y: (F.elu(x.permute(0, 2, 3, 1)) * y).sum(),
+    "layer norm": lambda x, y: F.layer_norm(y, (4,)).mul(x.permute(0, 2, 3, 1)).sum(),
+    "mse": lambda x, y: F.mse_loss(x.permute(0, 2, 3, 1), y),
+    "huber": lambda x, y: F.huber_loss(x.permute(0, 2, 3, 1), y) + F.smooth_l1_loss(y, x.permute(0, 2, 3, 1)),
+    "batch norm": lambda x, y: F.batch_norm(y.permute(0, 3, 1, 2), None, None, training=True).mul(x).sum(),
+    "gelu": lambda x, y: (F.gelu(x.permute(0, 2, 3, 1)) * y).sum() + (F.silu(y) * x.permute(0, 2, 3, 1)).sum(),
+}
+
+
+@pytest.mark.parametrize("name", TRANSPOSED)
+def test_gradients_lie_in_memory_as_they_do_on_the_cpu_where_both_devices_are_alike(name: str) -> None:
+    def build(device: str) -> Callable[[], None]:
+        x = torch.ones(2, 4, 3, 5, device=device, requires_grad=True)
+        y = torch.ones(2, 3, 5, 4, device=device, requires_grad=True)
+
+        def step() -> None:
+            x.grad = y.grad = None
+            TRANSPOSED[name](x, y).backward()
+
+        return step
+
+    def laid_out(ops: Any) -> list[Any]:
+        return [
+            (op.name, op.produced[0].stride) for op in ops if op.node and op.node != "torch::autograd::AccumulateGrad"
+        ]
+
+    step = build("cpu")
+    with Watch() as watch:
+        step()
+    assert laid_out(cuda(lambda: build("cuda")).ops) == laid_out(watch.ops)
+
+
+def test_what_norms_and_activations_save_is_what_they_save_on_a_gpu() -> None:
+    def build() -> Callable[[], None]:
+        norm, x = nn.BatchNorm2d(4).to("cuda"), torch.randn(2, 4, 3, 3, device="cuda", requires_grad=True)
+
+        def step() -> None:
+            with torch.autocast("cuda", torch.float16):
+                F.logsigmoid(norm(x.half())).sum().backward()
+
+        return step
+
+    made = {op.name: [(t.shape, t.dtype) for t in op.produced] for op in cuda(build).ops}
+    assert made["aten::cudnn_batch_norm"][1:3] == [((4,), "float32")] * 2
+    assert made["aten::log_sigmoid_forward"][1] == ((0,), "float16")
+
+
+def test_the_gradient_of_a_softmax_that_read_float16_is_in_float16() -> None:
+    def build() -> Callable[[], None]:
+        x = torch.randn(4, 4, device="cuda", dtype=torch.float16, requires_grad=True)
+
+        def step() -> None:
+            x.softmax(-1, dtype=torch.float32).sum().backward()
+
+        return step
+
+    ops = {op.name: op for op in cuda(build).ops}
+    assert ops["aten::_softmax"].tensors[0].dtype == "float16" and "aten::_to_copy" not in ops
+    assert ops["aten::_softmax_backward_data"].produced[0].dtype == "float16"
+
+
+def test_a_recomputed_rms_norm_has_no_more_calls_than_pytorchs_own_node() -> None:
+    def build() -> Callable[[], None]:
+        norm, x = nn.RMSNorm(8).to("cuda"), torch.randn(4, 8, device="cuda", requires_grad=True)
+        return lambda: torch.utils.checkpoint.checkpoint(norm, x * 2, use_reentrant=False).sum().backward()
+
+    graph = cuda(build)
+    assert names(graph, "detach") == []
+    assert [op.node for op in graph.ops if op.name == "aten::_fused_rms_norm_backward"] == ["FusedRmsNormBackward0"]

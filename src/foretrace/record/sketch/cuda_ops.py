@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch._prims_common import compute_elementwise_output_strides
 from torch.nn.modules._functions import SyncBatchNorm
 
 from foretrace.graph import Tensor
@@ -28,6 +29,9 @@ MASK_ALIGNMENT = 8
 """In elements, of the rows of a mask that the memory-efficient attention is given."""
 MAX_CUDNN_BATCH = {True: 880801, False: 65535}
 """Largest batch that cuDNN's batch norm takes, in training and in evaluation."""
+UNREDUCED, MEAN = 0, 1
+"""PyTorch's numbers of reductions."""
+HALF = (torch.float16, torch.bfloat16)
 MAX_FRAMES = 20
 """Between a call and the Python function of PyTorch that makes it."""
 
@@ -124,7 +128,7 @@ def _step_by_step(
             query, key, value, mask, 0.0, is_causal, None, scale=scale, enable_gqa=enable_gqa
         )[0]
     given, root = query.dtype, (scale if scale is not None else query.size(-1) ** -0.5) ** 0.5
-    if given in (torch.float16, torch.bfloat16) and not C._get_math_sdp_allow_fp16_bf16_reduction():
+    if given in HALF and not C._get_math_sdp_allow_fp16_bf16_reduction():
         query, key, value = (t.to(torch.float32) for t in (query, key, value))
     query = query * root
     if is_causal:
@@ -237,6 +241,9 @@ class FusedRmsNorm(torch.autograd.Function):
         return of_input, None, of_weight, None
 
 
+FusedRmsNorm._backward_cls.__name__ = "FusedRmsNormBackward0"  # as PyTorch's own node is named
+
+
 def dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
     """Dropout as one kernel that samples and scales."""
     if not train or p == 0:
@@ -247,13 +254,75 @@ def dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
 def cross_entropy(
     given: torch.Tensor, target: torch.Tensor, weight: Any, reduction: int, ignore: int, smoothing: float
 ) -> Any:
-    """Cross entropy under autocast: the softmax in the dtype that is given, and only the loss in float32."""
-    if not torch.is_autocast_enabled("cuda") or smoothing or target.is_floating_point():
+    """Cross entropy under autocast: the softmax in the dtype that is given, sums and the loss in float32."""
+    if not torch.is_autocast_enabled("cuda"):
         return C._nn.cross_entropy_loss(given, target, weight, reduction, ignore, smoothing)
-    softened = torch.log_softmax(given, 0 if given.dim() == 1 else 1, dtype=given.dtype)
-    if softened.is_floating_point() and softened.dtype != torch.float64:
-        softened = softened.to(torch.float32)
-    return C._nn.nll_loss_nd(softened, target, weight, reduction, ignore)
+    along = 0 if given.dim() == 1 else 1
+    classes = given.size(along)
+    softened = torch.log_softmax(given, along, dtype=given.dtype)
+    beside = (*[1] * along, classes, *[1] * (given.dim() - along - 1))
+    if target.is_floating_point():
+        if smoothing:
+            target = target * (1 - smoothing) + smoothing / classes
+        weights = None if weight is None else weight.view(beside)
+        each = softened * target if weights is None else softened * target * weights
+        if reduction == UNREDUCED:
+            return -_summed(each, along)
+        return -_summed(each) / (given.numel() // classes) if reduction == MEAN else -_summed(each)
+    found = C._nn.nll_loss_nd(_full(softened), target, weight, reduction, ignore)
+    if not smoothing:
+        return found
+    smooth = -_summed(softened if weight is None else softened * weight.view(beside), along)
+    ignored = target == ignore
+    smooth.masked_fill_(ignored, 0.0)
+    if reduction == MEAN:
+        taken = ~ignored if weight is None else weight.gather(0, target.masked_fill(ignored, 0).flatten())
+        count = (taken if weight is None else taken.masked_fill_(ignored.flatten(), 0)).sum()
+        smooth = _summed(smooth) / count
+    elif reduction != UNREDUCED:
+        smooth = _summed(smooth)
+    return (1 - smoothing) * found + smooth * (smoothing / classes)
+
+
+def _full(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor in float32, as autocast casts arguments."""
+    return tensor.to(torch.float32) if tensor.dtype in HALF else tensor
+
+
+def _summed(tensor: torch.Tensor, *along: int) -> torch.Tensor:
+    """A sum under autocast: of half precision in float32."""
+    return torch.sum(tensor, *along, **({"dtype": torch.float32} if tensor.dtype in HALF else {}))
+
+
+def pairwise_distance(
+    one: torch.Tensor, other: torch.Tensor, p: float = 2, eps: float = 1e-6, keepdim: bool = False
+) -> torch.Tensor:
+    """The norm of differences, under autocast in float32."""
+    if not torch.is_autocast_enabled("cuda"):
+        return torch.pairwise_distance(one, other, p, eps, keepdim)
+    apart = one - other + eps
+    if apart.dtype not in HALF:
+        return aten.norm(apart, p, [apart.dim() - 1], keepdim)
+    return aten.norm(apart, p, [apart.dim() - 1], keepdim, dtype=torch.float32)
+
+
+def softmax(name: str) -> Any:
+    """A softmax whose kernel reads float16 and writes float32; other dtypes are cast first."""
+    call = getattr(torch, name)
+    widening = getattr(aten, f"_{name}")
+
+    def made(input: torch.Tensor, dim: int, *rest: Any, dtype: Any = None) -> torch.Tensor:
+        dtype = dtype if dtype is not None else next((each for each in rest if isinstance(each, torch.dtype)), None)
+        if input.dtype == torch.float16 and dtype == torch.float32:
+            return widening(input, dim, True)
+        return call(input, dim, dtype=dtype)
+
+    return made
+
+
+def softmax_backward(arguments: tuple[Any, ...], result: torch.Tensor) -> torch.Tensor:
+    """The gradient of a softmax, in the dtype of what it was given."""
+    return result.new_empty(result.shape, dtype=arguments[3])
 
 
 def embedding_bag(arguments: tuple[Any, ...], result: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -265,7 +334,7 @@ def embedding_bag(arguments: tuple[Any, ...], result: tuple[Any, ...]) -> tuple[
 
 def norm(arguments: tuple[Any, ...], result: tuple[Any, ...]) -> tuple[Any, ...]:
     """Results of norms on a GPU: the statistics of half-precision data are in float32."""
-    if arguments[0].dtype not in (torch.float16, torch.bfloat16):
+    if arguments[0].dtype not in HALF:
         return result
     return result[0], *(saved.new_empty(saved.shape, dtype=torch.float32) for saved in result[1:])
 
@@ -276,9 +345,36 @@ def native_batch_norm(arguments: tuple[Any, ...], result: tuple[Any, ...]) -> tu
     return norm(arguments, (result[0], *(t if t.numel() else t.new_empty(channels) for t in result[1:])))
 
 
+def cudnn_batch_norm(arguments: tuple[Any, ...], result: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Results of cuDNN's batch norm: statistics in the dtype of the weights."""
+    saved = (t.new_empty(t.shape, dtype=arguments[1].dtype) for t in result[1:3])
+    return result[0], *saved, result[3]
+
+
 def contiguous(arguments: tuple[Any, ...], result: torch.Tensor) -> torch.Tensor:
-    """The result of a call that has no kernel for channels that come last."""
-    return result.new_empty(result.shape)
+    """The result of a call that makes dense rows, however its arguments lie in memory."""
+    return result if result.is_contiguous() else result.new_empty(result.shape)
+
+
+def first_contiguous(arguments: tuple[Any, ...], result: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The same of the first result."""
+    return None if result[0] is None else contiguous(arguments, result[0]), *result[1:]
+
+
+def batch_norm_backward(arguments: tuple[Any, ...], result: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Results of the backward of batch norm: the gradient of the input lies as the input does."""
+    return None if result[0] is None else torch.empty_like(arguments[1]), *result[1:]
+
+
+def like_operands(arguments: tuple[Any, ...], result: torch.Tensor) -> torch.Tensor:
+    """The result of an elementwise call: the first operand that has an order of dimensions decides about its own."""
+    operands = [value for value in arguments if isinstance(value, torch.Tensor)]
+    return result.new_empty_strided(result.shape, compute_elementwise_output_strides(*operands))
+
+
+def log_sigmoid(arguments: tuple[Any, ...], result: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Results of ``aten::log_sigmoid_forward``: only the CPU saves something in a buffer."""
+    return result[0], result[1].new_empty(0)
 
 
 def _per_channel(count: int) -> Any:
@@ -317,6 +413,8 @@ ON_CUDA: dict[Any, Any] = {
     torch.rms_norm: rms_norm,
     torch.dropout: dropout,
     C._nn.cross_entropy_loss: cross_entropy,
+    torch.pairwise_distance: pairwise_distance,
+    **{getattr(home, name): softmax(name) for name in ("softmax", "log_softmax") for home in (torch, torch.Tensor)},
     **RECURRENT_ON_CUDA,
 }
 """Functions that call other ops on a GPU, and what they do there."""
@@ -335,6 +433,20 @@ OTHER_RESULTS = {
     **dict.fromkeys((aten._embedding_bag.default, aten._embedding_bag_forward_only.default), embedding_bag),
     **dict.fromkeys((aten.native_layer_norm.default, aten.native_group_norm.default), norm),
     aten.native_batch_norm.default: native_batch_norm,
-    aten.reflection_pad2d.default: contiguous,
+    aten.cudnn_batch_norm.default: cudnn_batch_norm,
+    aten.native_batch_norm_backward.default: batch_norm_backward,
+    aten.native_layer_norm_backward.default: first_contiguous,
+    aten.elu_backward.default: like_operands,
+    aten.log_sigmoid_forward.default: log_sigmoid,
+    **dict.fromkeys((aten._softmax_backward_data.default, aten._log_softmax_backward_data.default), softmax_backward),
+    **dict.fromkeys(
+        (
+            aten.reflection_pad2d.default,
+            aten.mse_loss_backward.default,
+            aten.smooth_l1_loss_backward.default,
+            aten.huber_loss_backward.default,
+        ),
+        contiguous,
+    ),
 }
 """Ops with other results on a GPU, and the function from their arguments and CPU results to those."""

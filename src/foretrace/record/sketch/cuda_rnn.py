@@ -19,6 +19,11 @@ RNN_MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
 """CuDNN's numbers of recurrent networks."""
 DROPOUT_STATE = 2 << 20
 """Bytes of cuDNN's generators for dropout between layers, kept between calls."""
+RESERVED = {0: 1, 1: 1, 2: 5, 3: 6}
+"""How many values cuDNN reserves for backward, for each of a layer's results: those that recordings on an H200 show of
+LSTM and GRU without dropout."""
+RESERVED_BYTES = 256
+"""What it reserves besides."""
 
 
 def recurrent(name: str) -> Any:
@@ -36,10 +41,10 @@ def recurrent(name: str) -> Any:
             sizes = sizes_of(batch_sizes)
         hidden, weights, biases, layers, p, train, both_ways, *batch_first = rest
         hx, cx = hidden if isinstance(hidden, (list, tuple)) else (hidden, None)
-        buffer = None if half else _flat_buffer(weights)
+        buffer = _flat_buffer(weights)
         if half:
-            input, hx, cx = (None if t is None else t.to(torch.float16) for t in (input, hx, cx))
-            weights = [weight.to(torch.float16) for weight in weights]
+            buffer, weights = _cast_weights(weights)
+            cx, hx, input = (None if t is None else t.to(torch.float16) for t in (cx, hx, input))
         projected = cx is not None and cx.size(2) != hx.size(2)
         state = _dropout_state(input) if train and p > 0 else None
         made = aten._cudnn_rnn(
@@ -68,28 +73,61 @@ def _flat_buffer(weights: Sequence[torch.Tensor]) -> torch.Tensor | None:
     return torch.empty(0, dtype=weights[0].dtype).set_(storage)
 
 
+def _places(weights: Sequence[torch.Tensor]) -> list[int]:
+    """Where the weights start in one buffer: matrices come first, then biases."""
+    places, start = [0] * len(weights), 0
+    for number in sorted(range(len(weights)), key=lambda number: weights[number].dim() == 1):
+        places[number], start = start, start + weights[number].numel()
+    return places
+
+
 def flatten_rnn_weights(weights: Sequence[torch.Tensor], *_: Any) -> torch.Tensor:
     """``aten::_cudnn_rnn_flatten_weight``: weights move into one buffer."""
     buffer = weights[0].new_empty(sum(weight.numel() for weight in weights))
-    start = 0
-    for weight in weights:
+    for weight, start in zip(weights, _places(weights)):
         weight.set_(buffer.untyped_storage(), start, weight.shape, weight.stride())
-        start += weight.numel()
     return buffer
 
 
+def _cast_weights(weights: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """A buffer in half precision and its parts, into which autocast copies the weights."""
+    buffer = torch.zeros(sum(weight.numel() for weight in weights), dtype=torch.float16)
+    parts = [
+        torch.empty(0, dtype=torch.float16).set_(buffer.untyped_storage(), start, (weight.numel(), 1), (1, 1))
+        for weight, start in zip(weights, _places(weights))
+    ]
+    for part, weight in zip(parts, weights):
+        part.copy_(weight.view(part.shape))
+    return buffer, parts
+
+
 def rnn_forward(arguments: tuple[Any, ...], result: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Results of ``aten::_cudnn_rnn``: also the buffer into which weights were copied that lay apart."""
-    weights, buffer = arguments[1], arguments[3]
-    total = sum(weight.numel() for weight in weights)
-    return *result[:4], buffer if buffer is not None else weights[0].new_empty(total)
+    """Results of ``aten::_cudnn_rnn``: time comes first in memory; what is reserved; the buffer of all weights."""
+    weights, _, buffer, _, _, mode, hidden_size, _, layers, batch_first, _, train, both_ways, sizes = arguments[1:15]
+    output, total = result[0], sum(weight.numel() for weight in weights)
+    steps = output.numel() // output.size(-1) if not sizes else len(sizes) * sizes[0]
+    values = (RESERVED[mode] * layers + layers - 1) * (1 + both_ways) * steps * hidden_size
+    reserve = output.new_empty((values * output.element_size() + RESERVED_BYTES) * bool(train), dtype=torch.uint8)
+    return (
+        _time_first(output) if batch_first and not sizes else output,
+        *result[1:3],
+        reserve,
+        buffer if buffer is not None else weights[0].new_empty(total),
+    )
+
+
+def _time_first(batches: torch.Tensor) -> torch.Tensor:
+    """A tensor of this shape, in whose memory the second dimension comes before the first."""
+    rows, steps, width = batches.shape
+    return batches.new_empty_strided((rows, steps, width), (width, rows * width, 1))
 
 
 def rnn_backward(input: torch.Tensor, weights: Sequence[torch.Tensor], *rest: Any) -> tuple[Any, ...]:
     """Gradients of a recurrent network, where they are asked for."""
     hx, cx, (of_input, of_hx, of_cx, of_weights) = rest[2], rest[3], rest[-1]
+    batch_first, sizes = rest[12], rest[16]
     return (
-        torch.empty_like(input) if of_input else None,
+        (_time_first(input) if batch_first and not sizes else torch.empty_like(input)) if of_input else None,
         torch.empty_like(hx) if of_hx else None,
         torch.empty_like(cx) if of_cx and cx is not None else None,
         [torch.empty_like(weight) for weight in weights] if of_weights else [],

@@ -24,6 +24,7 @@ from foretrace.record.sketch.assumptions import Assumptions
 from foretrace.record.sketch.cuda_api import gpu_is_visible
 from foretrace.record.sketch.packed_sequences import packed
 from foretrace.record.sketch.values import UNKNOWN, Values
+from foretrace.record.sketch.view_replays import ViewReplays
 from foretrace.record.watch.tensors import DeviceName
 from foretrace.record.watch.watch import Watch, desugars
 
@@ -185,12 +186,29 @@ class FakeStepWatch(Watch):
     def __init__(self, fake_step: FakeStepMode, *device_name: DeviceName) -> None:
         super().__init__(*device_name)
         self._fake_step = fake_step
+        self._replays = ViewReplays()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if is_elsewhere():
             return func(*args, **(kwargs or {}))
-        given = self._fake_step.given
-        return super().__torch_dispatch__(func, types, given(func, args), given(func, kwargs))
+        args, kwargs = self._fake_step.given(func, args), self._fake_step.given(func, kwargs)
+        if func is torch.ops.prim.device.default or any(desugars(kind) for kind in types):
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        node = self.context.node
+        if self._replays.is_replay(func, args):
+            result = func(*args, **(kwargs or {}))
+            self._replays.replayed(result)
+            return result
+        self._replays.ended(self._note_view)
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        self._replays.called(func, args, result, node)
+        return result
+
+    def _note_view(self, base: torch.Tensor, view: torch.Tensor) -> None:
+        """Append the call that makes a view of a gradient in a real step."""
+        with self.unharmed():
+            geometry = list(view.shape), list(view.stride()), view.storage_offset()
+            self.note("aten::as_strided", "default", (base, *geometry), {}).outputs = (self.describe(view),)
 
     def recorded(self, tensor: torch.Tensor) -> torch.Tensor:
         """The fake copy of a real tensor."""
