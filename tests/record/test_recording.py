@@ -106,6 +106,20 @@ def test_what_launches_without_being_a_call_becomes_an_op(tmp_path: Path) -> Non
     assert np.isfinite(graph.ops.start).all()
 
 
+def test_a_call_inside_of_another_that_was_not_recorded_owns_its_kernels(tmp_path: Path) -> None:
+    trace = Trace()
+    with trace.step(1):
+        for kernel, inner in (("gemm", "aten::mm"), ("batched", "aten::bmm")):
+            with trace.op("aten::mm"), trace.op("aten::matmul"), trace.op("aten::expand"), trace.op(inner):
+                trace.launch(kernel)
+        with trace.op("aten::sum"):
+            trace.launch("reduce")
+    seen = structure("aten::mm", "aten::expand", "aten::bmm", "aten::_unsafe_view", "aten::sum")
+    graph = with_times(seen, read(trace, tmp_path))
+    assert names(graph) == names(seen)
+    assert owners(graph) == {"gemm": "aten::mm", "batched": "aten::bmm", "reduce": "aten::sum"}
+
+
 def test_a_compiled_kernel_takes_its_tensors_from_the_execution_trace(tmp_path: Path) -> None:
     trace = Trace()
     with trace.step(1):

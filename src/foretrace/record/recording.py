@@ -116,6 +116,7 @@ def with_times(structure: Graph, profile: Graph, compiled: Graph | None = None) 
     from the execution trace ``compiled``. So does the work of gloo's threads for a collective.
     """
     found = match_ops(structure.ops, profile.ops)
+    _match_launchers(found, structure.ops, profile)
     owner = _owners(found, profile)
     works = _host_works(profile)
     extra = np.concatenate([works, _launchers_without_owner(owner, profile)])
@@ -166,6 +167,25 @@ def _owners(found: Ints, profile: Graph) -> Ints:
     owner = np.full(len(profile.ops) + 1, -1, np.int32)
     owner[found[found >= 0]] = np.flatnonzero(found >= 0)
     return owner
+
+
+def _match_launchers(found: Ints, structure: OpTable, profile: Graph) -> None:
+    """Match rows that launch kernels and were not found with calls of their name that were not either, in order.
+
+    Under ``torch.func`` a profile has each call several times, nested, and those that rules for batches make in one.
+    """
+    ops, names = profile.ops, [structure.names[code] for code in structure.name.tolist()]
+    missing = {names[place] for place in np.flatnonzero(found < 0).tolist()}
+    for row in _launchers_without_owner(_owners(found, profile), profile).tolist():
+        if (name := ops.names[ops.name[row]]) not in missing:
+            continue
+        known = np.flatnonzero(found >= 0)
+        known = known[ops.thread[found[known]] == ops.thread[row]]
+        after = known[found[known] < row].max(initial=-1)
+        before = known[found[known] > row].min(initial=len(names))
+        alike = [place for place in range(after + 1, before) if found[place] < 0 and names[place] == name]
+        if alike:
+            found[alike[0]] = row
 
 
 def _launchers_without_owner(owner: Ints, profile: Graph) -> NDArray[np.intp]:

@@ -56,6 +56,10 @@ def masked(x: torch.Tensor, device: str) -> torch.Tensor:
     return made
 
 
+def left_as_it_is(x: torch.Tensor, device: str) -> torch.Tensor:
+    return (x * 2).view(2, 8).contiguous().reshape(2, 8).requires_grad_().exp()
+
+
 def indexed(x: torch.Tensor, device: str) -> torch.Tensor:
     made = torch.zeros(6, 4, device=device)
     made[torch.arange(4, device=device)] = x
@@ -63,7 +67,7 @@ def indexed(x: torch.Tensor, device: str) -> torch.Tensor:
     return made
 
 
-ASSIGNED = [assigned, assigned_twice, not_in_the_gradient, masked, indexed]
+ASSIGNED = [assigned, assigned_twice, not_in_the_gradient, masked, left_as_it_is, indexed]
 USED_AFTERWARDS = [flattened_and_dropped, added_to_a_part]
 CASES = [
     *((each, device) for each in ASSIGNED for device in ("cpu", "cuda")),

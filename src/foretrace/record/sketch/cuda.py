@@ -28,7 +28,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from foretrace.record.sketch.autocast import CudaAutocast, counting_regions
 from foretrace.record.sketch.cuda_api import gpu_is_visible, pretended_api
 from foretrace.record.sketch.cuda_ops import ON_CUDA, ORDER_ON_HOPPER, OTHER_RESULTS, OWN_RESULTS
-from foretrace.record.sketch.view_replays import with_plain_history
+from foretrace.record.sketch.view_replays import changed_view
 from foretrace.record.watch.tensors import DeviceName
 from foretrace.record.watch.watch import desugars
 
@@ -349,9 +349,10 @@ class FunctionsOnCuda(TorchFunctionMode):
             label = self._labels.of(args[0])
         else:
             label = None if any(isinstance(a, torch.Tensor) for a in tree_leaves((args, kwargs))) else CPU
+        changed = changed_view(func, args)
         with self._requesting(label):
             made = func(*args, **kwargs)
-        return with_plain_history(made) if args and made is args[0] and made is not None else made
+        return changed(made) if changed else made
 
     def _move(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         tensor, *rest = args

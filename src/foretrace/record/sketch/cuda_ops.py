@@ -18,6 +18,7 @@ from torch.nn.modules._functions import SyncBatchNorm
 
 from foretrace.graph import Tensor
 from foretrace.graph.operators import attention_backends, cudnn_takes_batch_norm
+from foretrace.record.sketch.cuda_losses import HALF, LOSS_RESULTS, LOSSES_ON_CUDA
 from foretrace.record.sketch.cuda_rnn import RECURRENT_ON_CUDA, RECURRENT_RESULTS, rnn_forward
 
 aten: Any = torch.ops.aten
@@ -29,9 +30,6 @@ MASK_ALIGNMENT = 8
 """In elements, of the rows of a mask that the memory-efficient attention is given."""
 MAX_CUDNN_BATCH = {True: 880801, False: 65535}
 """Largest batch that cuDNN's batch norm takes, in training and in evaluation."""
-UNREDUCED, MEAN = 0, 1
-"""PyTorch's numbers of reductions."""
-HALF = (torch.float16, torch.bfloat16)
 MAX_FRAMES = 20
 """Between a call and the Python function of PyTorch that makes it."""
 
@@ -251,75 +249,6 @@ def dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
     return torch.native_dropout(input, p, train)[0]
 
 
-def cross_entropy(
-    given: torch.Tensor, target: torch.Tensor, weight: Any, reduction: int, ignore: int, smoothing: float
-) -> Any:
-    """Cross entropy under autocast: the softmax in the dtype that is given, sums and the loss in float32."""
-    if not torch.is_autocast_enabled("cuda"):
-        return C._nn.cross_entropy_loss(given, target, weight, reduction, ignore, smoothing)
-    along = 0 if given.dim() == 1 else 1
-    classes = given.size(along)
-    softened = torch.log_softmax(given, along, dtype=given.dtype)
-    beside = (*[1] * along, classes, *[1] * (given.dim() - along - 1))
-    if target.is_floating_point():
-        if smoothing:
-            target = target * (1 - smoothing) + smoothing / classes
-        weights = None if weight is None else weight.view(beside)
-        each = softened * target if weights is None else softened * target * weights
-        if reduction == UNREDUCED:
-            return -_summed(each, along)
-        return -_summed(each) / (given.numel() // classes) if reduction == MEAN else -_summed(each)
-    found = C._nn.nll_loss_nd(_full(softened), target, weight, reduction, ignore)
-    if not smoothing:
-        return found
-    smooth = -_summed(softened if weight is None else softened * weight.view(beside), along)
-    ignored = target == ignore
-    smooth.masked_fill_(ignored, 0.0)
-    if reduction == MEAN:
-        taken = ~ignored if weight is None else weight.gather(0, target.masked_fill(ignored, 0).flatten())
-        count = (taken if weight is None else taken.masked_fill_(ignored.flatten(), 0)).sum()
-        smooth = _summed(smooth) / count
-    elif reduction != UNREDUCED:
-        smooth = _summed(smooth)
-    return (1 - smoothing) * found + smooth * (smoothing / classes)
-
-
-def _full(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor in float32, as autocast casts arguments."""
-    return tensor.to(torch.float32) if tensor.dtype in HALF else tensor
-
-
-def _summed(tensor: torch.Tensor, *along: int) -> torch.Tensor:
-    """A sum under autocast: of half precision in float32."""
-    return torch.sum(tensor, *along, **({"dtype": torch.float32} if tensor.dtype in HALF else {}))
-
-
-def pairwise_distance(
-    one: torch.Tensor, other: torch.Tensor, p: float = 2, eps: float = 1e-6, keepdim: bool = False
-) -> torch.Tensor:
-    """The norm of differences, under autocast in float32."""
-    if not torch.is_autocast_enabled("cuda"):
-        return torch.pairwise_distance(one, other, p, eps, keepdim)
-    apart = one - other + eps
-    if apart.dtype not in HALF:
-        return aten.norm(apart, p, [apart.dim() - 1], keepdim)
-    return aten.norm(apart, p, [apart.dim() - 1], keepdim, dtype=torch.float32)
-
-
-def softmax(name: str) -> Any:
-    """A softmax whose kernel reads float16 and writes float32; other dtypes are cast first."""
-    call = getattr(torch, name)
-    widening = getattr(aten, f"_{name}")
-
-    def made(input: torch.Tensor, dim: int, *rest: Any, dtype: Any = None) -> torch.Tensor:
-        dtype = dtype if dtype is not None else next((each for each in rest if isinstance(each, torch.dtype)), None)
-        if input.dtype == torch.float16 and dtype == torch.float32:
-            return widening(input, dim, True)
-        return call(input, dim, dtype=dtype)
-
-    return made
-
-
 def softmax_backward(arguments: tuple[Any, ...], result: torch.Tensor) -> torch.Tensor:
     """The gradient of a softmax, in the dtype of what it was given."""
     return result.new_empty(result.shape, dtype=arguments[3])
@@ -412,14 +341,13 @@ ON_CUDA: dict[Any, Any] = {
     torch.group_norm: group_norm,
     torch.rms_norm: rms_norm,
     torch.dropout: dropout,
-    C._nn.cross_entropy_loss: cross_entropy,
-    torch.pairwise_distance: pairwise_distance,
-    **{getattr(home, name): softmax(name) for name in ("softmax", "log_softmax") for home in (torch, torch.Tensor)},
+    **LOSSES_ON_CUDA,
     **RECURRENT_ON_CUDA,
 }
 """Functions that call other ops on a GPU, and what they do there."""
 OWN_RESULTS = {
     **RECURRENT_RESULTS,
+    **LOSS_RESULTS,
     aten.index.Tensor: index,
     aten.batch_norm_stats.default: _per_channel(2),
     aten.batch_norm_gather_stats_with_counts.default: _per_channel(2),

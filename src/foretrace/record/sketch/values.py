@@ -30,6 +30,7 @@ MAX_INTEGERS = 1 << 22
 FINITE, CHECKED, SHUFFLED = "losses and gradients are finite", "checks of all elements pass", "ids are in order"
 DRAWN = "random integers are those that were drawn in the sketch"
 ALIKE = "other ranks send what this one has"
+LONGEST = "sequences of a CTC loss are as long as they may be"
 """What values that are assumed rest on."""
 DRAWS = ("randint", "randint_like", "random_")
 """Calls that make random integers."""

@@ -3,7 +3,7 @@
 Where a view of a tensor that needs a gradient is written to, autograd gives the view a new history. That of a real
 tensor is one ``as_strided`` of its base, made without a call; for tensors that pass through Python autograd repeats the
 calls which made the view, in forward and again in backward. `ViewReplays` finds those calls in a sketch, and
-`with_plain_history` gives a view the history that a real one has.
+`changed_view` gives a view the history that a real one has.
 """
 
 from __future__ import annotations
@@ -105,15 +105,22 @@ def _is_same(one: Any, other: Any) -> bool:
 _hidden: list[bool] = []
 
 
-def with_plain_history(changed: Any) -> Any:
-    """A view that was changed in place, as a view of its base in one step: what autograd takes a real one for."""
-    if not (
-        isinstance(changed, FakeTensor) and changed._is_view() and torch.is_grad_enabled() and changed.requires_grad
-    ):
-        return changed
-    base: Any = changed._base
+def changed_view(function: Any, args: Any) -> Callable[[Any], Any] | None:
+    """For a function that may change a view in place: what to do with its result; None for others."""
+    name = getattr(function, "__name__", "")
+    if not (name.endswith("_") and args and isinstance(args[0], FakeTensor) and torch.is_grad_enabled()):
+        return None
+    view: Any = args[0]
+    if not view._is_view() or view.is_inference():
+        return None
+    version = view._version
+    return lambda made: _strided(made) if made is view and view._version != version and view.requires_grad else made
+
+
+def _strided(view: Any) -> Any:
+    """A view as a view of its base in one step: what autograd takes a real one for that was changed in place."""
     _hidden.append(True)
     try:
-        return torch.as_strided(base, changed.shape, changed.stride(), changed.storage_offset())
+        return torch.as_strided(view._base, view.shape, view.stride(), view.storage_offset())
     finally:
         _hidden.clear()

@@ -5,6 +5,7 @@
   second is called by a generated node such as ``ReluBackward0``. `without_saves` removes both from the recorded ops.
 * In-place derivatives: some derivatives scatter into new zeros in place. Under a dispatch mode they do so out of place,
   with one more copy, since PyTorch can't know that the mode supports the other form. `plain_form` restores it.
+* CTC losses: under a dispatch mode their lengths stay tensors, and on a GPU they fail. `plain_ctc_loss` reads them.
 * Sparse gradients: autograd takes one over where nothing else references its indices and values, and clones it
   otherwise. A dispatch mode holds references, so a watched step would clone each one: two more kernels per table.
   `SparseGradients` takes the mode off while such a gradient is accumulated, and notes what happened.
@@ -13,7 +14,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import wraps
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -109,6 +114,20 @@ def plain_form(func: Any, args: Any, node: str, fresh: bool) -> tuple[Any, Any]:
         accumulate = bool(args[3]) if len(args) > 3 else False
         return aten._index_put_impl_.default, (*args[:3], accumulate, True)
     return IN_PLACE.get(func, func), args
+
+
+@contextmanager
+def plain_ctc_loss() -> Iterator[None]:
+    """Give a CTC loss its lengths as numbers, as PyTorch does: under a dispatch mode it would keep them in tensors."""
+    original = torch.ctc_loss
+
+    @wraps(original)
+    def ctc_loss(log_probs: Any, targets: Any, *lengths: Any, **options: Any) -> Any:
+        read = (each.tolist() if type(each) is torch.Tensor and each.dim() == 1 else each for each in lengths)
+        return original(log_probs, targets, *read, **options)
+
+    with patch.object(torch, "ctc_loss", ctc_loss):
+        yield
 
 
 class SparseGradients:

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from foretrace.graph import Constant, Graph, Op, OpTable, Value
 from foretrace.graph.calls import collectives_of
-from foretrace.record.watch.autograd import SparseGradients, plain_form, without_saves
+from foretrace.record.watch.autograd import SparseGradients, plain_ctc_loss, plain_form, without_saves
 from foretrace.record.watch.communication import Communication, is_box
 from foretrace.record.watch.context import CallContext, noting_side_calls, settings
 from foretrace.record.watch.tensors import DeviceName, TensorRegistry
@@ -67,6 +67,7 @@ class Watch(TorchDispatchMode):
             opened.enter_context(self.context.watching())
             opened.enter_context(self.communication.noting_reductions())
             opened.enter_context(noting_side_calls(self))
+            opened.enter_context(plain_ctc_loss())
             opened.callback(self._sparse.close)
             super().__enter__()
             self._open = opened.pop_all()
