@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import threading
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
 from benchmarks.lib.browser import MISSING, chromium
+from foretrace.analysis.report import StepReport
 from foretrace.graph import Job
+from foretrace.report.json import as_json
 from foretrace.ui import pages
 from foretrace.ui.folder import Folder
 from foretrace.ui.server import Server
+from tests.narrowing import present
 from tests.report.steps import sketched
 
+AXE = find_spec("axe_playwright_python")
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(MISSING is not None, reason=str(MISSING))]
 
 
@@ -64,3 +70,20 @@ def test_from_the_list_to_a_what_if_and_back(page):
     page.click("text=predict >> nth=0")
     page.wait_for_selector("html[data-drawn]")
     assert page.locator("#timeline canvas").count() == 1
+
+
+@pytest.mark.skipif(AXE is None, reason="axe-core is not installed")
+@pytest.mark.parametrize("address", ["", "whatif?what=run", "open?what=nothing"])
+def test_the_servers_own_pages_are_accessible(page, address):
+    page.goto(page.url + address)
+    page.evaluate((Path(str(present(AXE).origin)).parent / "axe.min.js").read_text())
+    found = page.evaluate("axe.run()")["violations"]
+    assert [(one["id"], one["nodes"][0]["target"]) for one in found if one["impact"] in ("serious", "critical")] == []
+
+
+def test_the_list_is_sorted_by_its_columns(page, tmp_path):
+    (tmp_path / "a.json").write_text(as_json(StepReport(platform="h200", step_ms=2.0, coverage={"model": 1.0})))
+    page.reload()
+    page.click("#items th button >> nth=0")
+    assert page.locator("#items td.name").all_text_contents() == ["a.json", "run"]
+    assert page.locator("#items th").first.get_attribute("aria-sort") == "ascending"

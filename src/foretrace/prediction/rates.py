@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -58,11 +58,17 @@ def add_rates(report: StepReport, each: Sequence[Totals | None]) -> None:
     report.gbps = report.gigabytes / report.device_active_ms * 1e3 if report.device_active_ms else None
 
 
-def works(calls: Graph, rows: Iterable[int], device: Device) -> Iterator[tuple[int, Work, bool]]:
-    """What some calls have to do, and whether their arithmetic counts; those without shapes are left out."""
+def works(
+    calls: Graph, rows: Iterable[int], device: Device, made: Mapping[int, Op] | None = None
+) -> Iterator[tuple[int, Work, bool]]:
+    """What some calls have to do, and whether their arithmetic counts; those without shapes are left out.
+
+    ``made`` are these calls, where the caller has them already: those of traces are costly to create.
+    """
     known: dict[tuple[object, ...], tuple[Work, bool]] = {}
-    ops = list(calls.ops)
-    ids = index_statistics(ops, calls.indices)
+    ops = dict(enumerate(calls.ops)) if made is None or calls.indices else made  # statistics are by row of all ops
+    places = list(ops)
+    ids = {places[place]: found for place, found in index_statistics(list(ops.values()), calls.indices).items()}
     for row in rows:
         op, indices = ops[row], ids.get(row)
         shapes = tuple((t.shape, t.dtype, t.layout) for t in op.tensors)

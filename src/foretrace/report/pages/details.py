@@ -87,11 +87,12 @@ class RankDetails:
             return {}
         owner = enclosing_calls(graph, rows)[graph.kernels.op]
         kernels = np.bincount(owner[owner >= 0], minlength=len(rows)).tolist()
-        done = {row: work for row, work, _ in works(graph, rows.tolist(), device)} if device else {}
+        ops = dict(zip(rows.tolist(), graph.ops.rows(rows)))
+        done = {row: work for row, work, _ in works(graph, ops, device, ops)} if device else {}
         modules = [text(name) for name in graph.ops.modules.items]
         found: dict[int, Row] = {}
         for row, count in zip(rows.tolist(), kernels):
-            module, shapes, work = modules[graph.ops.module[row]], text(shapes_of(graph.ops[row])), done.get(row)
+            module, shapes, work = modules[graph.ops.module[row]], text(shapes_of(ops[row])), done.get(row)
             flops, nbytes = (round(work.flops), round(work.bytes)) if work and count else (0, 0)
             found[row] = (module, shapes, flops, nbytes, count, 0, 0, 0, NOBODY)
         return found
