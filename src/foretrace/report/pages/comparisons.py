@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 Pair = tuple[StepReport, StepReport]
 
-SAME = 0.0005
-"""Relative change below which two figures count as equal."""
+SAME = 0.01
+"""Relative change below which a figure is called neither better nor worse: no model is that good."""
 
 
 class Figure(NamedTuple):

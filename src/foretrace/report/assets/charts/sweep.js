@@ -26,7 +26,7 @@ draws.sweep = (chart, spec, element) => {
     };
   chart.setOption(
     base({
-      grid: { left: 84, right: 24, top: 40, bottom: 44 },
+      grid: { left: 104, right: 24, top: 40, bottom: 44 },
       legend: legend({ top: 0, left: 0, type: "scroll", data: platforms }),
       tooltip: {
         trigger: "item",
@@ -57,6 +57,9 @@ draws.sweep = (chart, spec, element) => {
       }),
       yAxis: axis({
         type: "value",
+        name: view.title,
+        nameLocation: "middle",
+        nameGap: 78,
         splitLine: { show: true },
         axisLabel: { formatter: formatted },
         ...(view.unit === "bytes" ? { interval: mark, max: Math.ceil(most / mark) * mark } : {}),
