@@ -105,6 +105,24 @@ def test_kernels_without_ops_are_matched_by_what_they_do() -> None:
     }
 
 
+def test_compiled_kernels_are_held_against_the_ops_they_were_made_of() -> None:
+    eager = step(*["aten::addmm", "aten::add", "aten::gelu", "aten::addmm", "aten::native_layer_norm"] * 6)
+    compiled = step(*["aten::addmm", "triton_poi_fused_add_gelu_0", "aten::addmm", "triton_per_fused_layer_norm_1"] * 6)
+    rows = {tuple(row.before): row.after for row in replaced(differing(eager, compiled))}
+    assert rows[("aten::add", "aten::gelu")] == ["triton_poi_fused_add_gelu_0"]
+    assert rows[("aten::native_layer_norm",)] == ["triton_per_fused_layer_norm_1"]
+
+
+def test_ranks_that_only_one_job_has_share_what_the_others_replace() -> None:
+    unfused, fused = layers(["aten::bmm", "aten::_softmax", "aten::bmm"]), layers(["aten::_flash_attention_forward"])
+    one, four = (
+        measure_step(job(step(*unfused))),
+        measure_step(job(*(step(*fused, us=100.0 * n) for n in (1, 2, 3, 4)))),
+    )
+    (row,) = replaced(compare_steps(one, four))
+    assert row.device_ms == pytest.approx((1.2, 1.0)) and row.count == (12, 4)
+
+
 def test_an_op_that_only_one_step_has_replaces_nothing() -> None:
     difference = differing(step(*layers(["aten::bmm"])), step(*layers(["aten::bmm", "aten::dropout"])))
     assert not replaced(difference) and difference.new == ["aten::dropout"]
@@ -154,6 +172,8 @@ def test_calls_around_a_replaced_op_go_with_it() -> None:
     def model(*inner: Call | Runtime) -> Graph:
         return rank(
             Call("aten::mm", 0, 20), launch(5, 10, (12, 112), name="gemm"), *inner,
+            Call("aten::mm", 500, 520), launch(505, 510, (512, 612), name="gemm"),
+            Call("aten::mm", 700, 720), launch(705, 710, (712, 812), name="gemm"),
             Call("aten::relu", 900, 920), launch(905, 910, (912, 999), name="relu"),
         )  # fmt: skip
 

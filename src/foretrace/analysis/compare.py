@@ -18,6 +18,7 @@ from foretrace.graph import Graph, Job
 
 if TYPE_CHECKING:
     from foretrace.analysis.op_matching import Replacement
+    from foretrace.analysis.report import Workings
 
 ROUNDING = 1e-9
 """Milliseconds and calls below this are none."""
@@ -204,17 +205,23 @@ def _by_kind(report: StepReport) -> dict[str, tuple[int, int, float, float]]:
 def _match(before: StepReport, after: StepReport, rows: Sequence[TimeChange]) -> list[MatchedChange]:
     """The rows by op, less what takes the place of something else, and a row for each such replacement."""
     found: list[Replacement] = []
+    parts: list[dict[str, Sequence[float]]] = [{}, {}]
     if before.workings and after.workings:
-        from foretrace.analysis.op_matching import find_replacements
+        from foretrace.analysis.op_matching import compared_ranks, find_replacements
 
-        found = find_replacements(before.workings.graphs, after.workings.graphs)
+        both = before.workings, after.workings
+        found = find_replacements(*(one.graphs for one in both))
+        ranks = compared_ranks(*(one.graphs for one in both)) if found else []
+        if found:
+            parts = [_parts(rows, side, both[side], {id(pair[side]) for pair in ranks}) for side in (0, 1)]
     left = {row.name: [[*pair] for pair in (row.device_ms, row.host_ms, row.count)] for row in rows}
     matched = []
     for one in found:
         taken = [[0.0, 0.0] for _ in range(3)]
         for side in (0, 1):
             for name, share in one.taken[side].items():
-                for column, value in enumerate(share):
+                for column, (value, part) in enumerate(zip(share, parts[side].get(name, (1.0, 1.0, 1.0)))):
+                    value *= part
                     taken[column][side] += value
                     if name in left:
                         left[name][column][side] = max(left[name][column][side] - value, 0.0)
@@ -226,6 +233,20 @@ def _match(before: StepReport, after: StepReport, rows: Sequence[TimeChange]) ->
             there = ([name] if any(column[side] > ROUNDING for column in columns) else [] for side in (0, 1))
             matched.append(_matched(name, columns, *there))
     return sorted(matched, key=lambda row: -row.change_ms)
+
+
+def _parts(rows: Sequence[TimeChange], side: int, workings: Workings, ids: set[int]) -> dict[str, Sequence[float]]:
+    """For each op, its time and calls on all ranks over those on the ranks that were compared, both means."""
+    places = [place for place, graph in enumerate(workings.graphs) if id(graph) in ids]
+    if len(places) == len(workings.graphs):
+        return {}
+    some_ranks = by_op([workings.graphs[at] for at in places], [workings.segments[at] for at in places])
+    compared, found = {row.name: row for row in some_ranks}, dict[str, Sequence[float]]()
+    for row in rows:
+        if other := compared.get(row.name):
+            here, there = (row.device_ms, row.host_ms, row.count), (other.device_ms, other.host_ms, other.count)
+            found[row.name] = [all_[side] / some if some else 1.0 for all_, some in zip(here, there)]
+    return found
 
 
 def _matched(name: str, columns: list[list[float]], *more: Any) -> MatchedChange:

@@ -23,9 +23,11 @@ from foretrace.graph.tables import CALL, Longs
 
 WINDOW = 8192
 """Units that are aligned at once: longer steps are aligned piece by piece."""
-LEAST_ALIKE = 0.3
-"""Steps with a smaller share of units that have a counterpart of their name or family are of different models: then
-nothing takes the place of anything."""
+LEAST_ALIKE, MIN_SHARED_LAYERS = 0.3, 0.6
+"""Steps with a smaller share of units that are the same, or of products, convolutions and lookups, are of different
+models: then nothing takes the place of anything."""
+LAYERS = {"matrix product": 1, "convolution": 1, "lookup": 1, "attention": 2}
+"""Families that fusing leaves, and how many of them a unit is: fused attention is two products."""
 TELLING = {"matrix product", "convolution", "attention", "lookup", "norm", "softmax", "communication"}
 """Families of which two kernels at about the same place do the same work; element-wise ones are everywhere."""
 WRAPPERS = re.compile(r"\b(?:module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
@@ -67,7 +69,7 @@ class Replacement:
     phase: str
     modules: set[str] = field(default_factory=set)
     places: int = 0
-    """How often, on the first rank that both have."""
+    """How often, the mean over ranks, one at least."""
     how: str = "position"
     """``module``: between ops of the same module; ``position``: between ops that are the same."""
     taken: tuple[dict[str, Share], dict[str, Share]] = field(default_factory=lambda: ({}, {}))
@@ -204,15 +206,30 @@ def match_units(a: Sequence[Unit], b: Sequence[Unit]) -> list[tuple[Span, str]]:
     told = all(any(unit.module for unit in units) for units in (a, b))
     names = [[(unit.module if told else "", unit.name) for unit in units] for units in (a, b)]
     pairs = _gathered(common_subsequence(*names), *names)
-    alike, found = len(pairs), list[tuple[Span, str]]()
+    same, found = [i for i, _ in pairs], list[tuple[Span, str]]()
     whole = list(range(len(a))), list(range(len(b)))
     for gap in _gaps(whole, pairs):
         for span, how in _by_module(a, b, gap) if told else [(gap, "position")]:
-            same, replaced = _matched_gap(a, b, span)
-            alike += same
+            more, replaced = _matched_gap(a, b, span)
+            same += more
             found += [(each, how) for each in replaced]
+    return found if _of_one_model(a, b, [a[i] for i in same], told) else []
+
+
+def _of_one_model(a: Sequence[Unit], b: Sequence[Unit], same: Sequence[Unit], modules: bool) -> bool:
+    """Whether two steps have so many units in common, the optimizer's aside, that what lies between them is the same
+    work: some of all, and most of their layers or, where both tell ``modules``, of their modules.
+    """
     fewest = min(sum(unit.phase != "optimizer" for unit in units) for units in (a, b))
-    return found if alike >= LEAST_ALIKE * fewest else []
+    if len(same) < LEAST_ALIKE * fewest:
+        return False
+    if modules:
+        both = {unit.module for unit in a} & {unit.module for unit in b}
+        return all(sum(u.module in both for u in units) >= MIN_SHARED_LAYERS * len(units) for units in (a, b))
+    layers = [sum(LAYERS.get(unit.family, 0) for unit in units) for units in (a, b, same)]
+    if not any(layers[:2]):
+        return 2 * len(same) >= max(len(a), len(b))
+    return layers[2] >= MIN_SHARED_LAYERS * max(layers[:2])
 
 
 def _by_module(a: Sequence[Unit], b: Sequence[Unit], gap: Span) -> Iterator[tuple[Span, str]]:
@@ -226,22 +243,24 @@ def _by_module(a: Sequence[Unit], b: Sequence[Unit], gap: Span) -> Iterator[tupl
         yield rest, "position"
 
 
-def _matched_gap(a: Sequence[Unit], b: Sequence[Unit], gap: Span) -> tuple[int, list[Span]]:
-    """How many units of a gap have a counterpart of their name or family, and what takes the place of what."""
+def _matched_gap(a: Sequence[Unit], b: Sequence[Unit], gap: Span) -> tuple[list[int], list[Span]]:
+    """Which units of a gap's first side have a counterpart of their name, or are renamed one by one; and what takes the
+    place of what.
+    """
     if not gap[0] or not gap[1]:
-        return 0, []
+        return [], []
     names = [[unit[i].name for i in some] for unit, some in zip((a, b), gap)]
     pairs = _gathered(common_subsequence(*names), *names)
-    alike, found = len(pairs), list[Span]()
+    same, found = [gap[0][i] for i, _ in pairs], list[Span]()
     for part in _gaps(gap, pairs):
         if not part[0] or not part[1]:
             continue
         kin = _of_one_family(a, b, part)
-        alike += len(kin)
+        same += part[0] if len(kin) == len(part[0]) == len(part[1]) else []
         for ours, theirs in (_of_one_kind(a, b, piece) for piece in _pieces(part, kin)):
             if ours and theirs and Counter(a[i].name for i in ours) != Counter(b[j].name for j in theirs):
                 found.append((ours, theirs))
-    return alike, found
+    return same, found
 
 
 def _of_one_family(a: Sequence[Unit], b: Sequence[Unit], part: Span) -> list[tuple[int, int]]:
@@ -275,17 +294,21 @@ def _pieces(part: Span, kin: Sequence[tuple[int, int]]) -> Iterator[Span]:
         yield part[0][i:i_end], part[1][j:j_end]
 
 
-def find_replacements(before: Sequence[Graph], after: Sequence[Graph]) -> list[Replacement]:
-    """What takes the place of what from the step of some ranks to that of others, the times being means over ranks.
-
-    Ranks are compared with those of the same number; where none is the same, the first with the first.
-    """
+def compared_ranks(before: Sequence[Graph], after: Sequence[Graph]) -> list[tuple[Graph, Graph]]:
+    """Ranks of two jobs with the same number; where none is the same, the first of both."""
     numbers = {graph.rank: graph for graph in after}
     both = [(graph, numbers[graph.rank]) for graph in before if graph.rank in numbers]
-    both = both or list(zip(before[:1], after[:1]))
+    return both or list(zip(before[:1], after[:1]))
+
+
+def find_replacements(before: Sequence[Graph], after: Sequence[Graph]) -> list[Replacement]:
+    """What takes the place of what from the step of some ranks to that of others; times are means over the ranks that
+    are compared.
+    """
+    both = compared_ranks(before, after)
     known: dict[Hashable, list[tuple[Span, str]]] = {}
     found: dict[Key, Replacement] = {}
-    for number, pair in enumerate(both):
+    for pair in both:
         units = units_of(pair[0]), units_of(pair[1])
         sequence = tuple(tuple((u.module, u.name, u.family) for u in each) for each in units)
         if sequence not in known:
@@ -297,12 +320,14 @@ def find_replacements(before: Sequence[Graph], after: Sequence[Graph]) -> list[R
             keys.append((ours, theirs, some[0].phase))
             one = found.setdefault(keys[-1], Replacement(ours, theirs, some[0].phase, how=how))
             one.modules |= {unit.module for unit in some}
-            one.places += number == 0
+            one.places += 1
         for side in (0, 1):
             for place, name, share in _taken(pair[side], units[side], [span[side] for span, _ in spans]):
                 taken = found[keys[place]].taken[side]
                 had = taken.get(name, Share(0.0, 0.0, 0.0))
                 taken[name] = Share(*(a + b / len(both) for a, b in zip(had, share)))
+    for one in found.values():
+        one.places = -(-one.places // len(both))
     return list(found.values())
 
 
