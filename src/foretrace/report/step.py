@@ -187,7 +187,8 @@ def _measured_facts(report: StepReport) -> Iterator[Fact]:
         waits = ms_range(rank.wait_ms for rank in ranks)
         yield "waits", waits, f"per rank, for others; {count}, {ms(transfer)} ms of transfer"
     elif report.collectives:
-        yield "comm", f"{ms(transfer)} ms", "waiting included: the other ranks have no trace here"
+        spent = sum(rank.communication.communication_ms for rank in ranks) or transfer
+        yield "comm", f"{ms(spent)} ms", "waiting included: the other ranks have no trace here"
     if report.critical_path_ms:
         path = _path_kinds(report)
         if len(ranks) > 1 and report.critical_path_ranks:

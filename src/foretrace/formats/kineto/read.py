@@ -173,11 +173,10 @@ def _notes(graph: Graph, columns: Columns) -> list[str]:
         notes.append("no runtime calls: kernels can't be given to the ops that launched them")
     elif len(graph.kernels) and (graph.kernels.call < 0).all() and (graph.kernels.op < 0).all():
         notes.append("no kernel names the runtime call that launched it: kernels can't be given to ops")
-    devices = distinct(columns.device["device"]).tolist() if len(graph.kernels) else []
-    if len(devices) > 1:
-        devices = [one for one in devices if (columns.device["device"] == one).mean() > OTHER_DEVICE]
-    if len(devices) > 1:
-        several = [str(device) for device in devices]
+    used = columns.device["device"] if len(graph.kernels) else np.zeros(0, np.int64)
+    devices = distinct(used).tolist() if len(used) and used.min() != used.max() else []
+    several = [str(device) for device in devices if (used == device).mean() > OTHER_DEVICE]
+    if len(several) > 1:
         which = ", ".join(several[:MAX_DEVICES]) + (", …" if len(several) > MAX_DEVICES else "")
         notes.append(f"the trace holds work of {len(several)} devices ({which}): active is when any of them works")
     ambiguous = np.append(shared_ids(graph.calls), False)[graph.kernels.call] & (graph.kernels.op < 0)
