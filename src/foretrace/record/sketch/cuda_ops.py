@@ -254,6 +254,14 @@ def softmax_backward(arguments: tuple[Any, ...], result: torch.Tensor) -> torch.
     return result.new_empty(result.shape, dtype=arguments[3])
 
 
+def one_hot(ids: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+    """``F.one_hot`` of real ids, which compares nothing: a one is written for each."""
+    if not ids.numel():
+        return C._nn.one_hot(ids, num_classes)
+    classes = int(ids.max().item()) + 1 if num_classes == -1 else num_classes
+    return torch.zeros((*ids.shape, classes), dtype=ids.dtype).scatter_(-1, ids.unsqueeze(-1), 1)
+
+
 def embedding_bag(arguments: tuple[Any, ...], result: tuple[Any, ...]) -> tuple[Any, ...]:
     """Results of ``aten::_embedding_bag`` on a GPU: also the bag of each id, and maxima only for mode max."""
     indices, offsets, mode = arguments[1], arguments[2], arguments[4] if len(arguments) > 4 else 0
@@ -341,6 +349,7 @@ ON_CUDA: dict[Any, Any] = {
     torch.group_norm: group_norm,
     torch.rms_norm: rms_norm,
     torch.dropout: dropout,
+    C._nn.one_hot: one_hot,
     **LOSSES_ON_CUDA,
     **RECURRENT_ON_CUDA,
 }

@@ -190,7 +190,7 @@ def eager_code_on_cuda() -> Iterator[LeftOut]:
     left_out = LeftOut()
     call_function: Any = torch.jit.ScriptFunction.__call__
     call_method: Any = torch._C.ScriptMethod.__call__
-    compile_script = torch.jit.script
+    compile_script, enabled = torch.jit.script, torch.jit._state._enabled
 
     def function(self: Any, *args: Any, **kwargs: Any) -> Any:
         left_out.scripted(self)
@@ -202,6 +202,9 @@ def eager_code_on_cuda() -> Iterator[LeftOut]:
         return call_method(self, *args, **kwargs)
 
     def script(obj: Any, *args: Any, **kwargs: Any) -> Any:
+        if str(getattr(obj, "__module__", "")).startswith("torch."):  # PyTorch's own, as derivatives in forward mode
+            with patch.object(enabled, "enabled", True):
+                return compile_script(obj, *args, **kwargs)
         left_out.scripted(obj)
         return compile_script(obj, *args, **kwargs)
 
@@ -212,7 +215,6 @@ def eager_code_on_cuda() -> Iterator[LeftOut]:
         saved = made.new_empty(made.shape[:-1], dtype=torch.float32)
         return made, saved, saved
 
-    enabled = torch.jit._state._enabled
     with ExitStack() as stack:
         stack.enter_context(patch.object(torch.jit.ScriptFunction, "__call__", function))
         stack.enter_context(patch.object(torch._C.ScriptMethod, "__call__", method))
