@@ -81,6 +81,14 @@ def test_a_fused_optimizer_is_held_against_single_ops() -> None:
     assert row.device_ms == pytest.approx((25.0, 0.7)) and row.phase == "optimizer" and row.count == (250, 1)
 
 
+def test_an_optimizer_by_other_ops_is_one_piece_though_both_have_an_op_in_common() -> None:
+    model, updates = layers(["aten::bmm"]), ["mul_", "lerp_", "addcmul_", "sqrt", "add_", "addcdiv_"]
+    single = [(f"aten::_foreach_{op}", {"phase": "optimizer"}) for op in updates]
+    fused = [(op, {"phase": "optimizer"}) for op in ("aten::_foreach_add_", "aten::_fused_adamw_")]
+    (row,) = replaced(differing(step(*model, *single), step(*model, *fused)))
+    assert row.device_ms == pytest.approx((0.6, 0.2)) and len(row.before) == 6 and len(row.after) == 2
+
+
 def test_renamed_ops_of_another_vendor_are_the_same_work() -> None:
     model = ["aten::cudnn_convolution", "aten::cudnn_batch_norm", "aten::relu"] * 5
     ours, theirs = step(*model), step(*(op.replace("cudnn", "miopen") for op in model), us=200)

@@ -26,6 +26,8 @@ WINDOW = 8192
 LEAST_ALIKE, MIN_SHARED_LAYERS = 0.3, 0.6
 """Steps with a smaller share of units that are the same, or of products, convolutions and lookups, are of different
 models: then nothing takes the place of anything."""
+SAME_OPTIMIZER = 0.8
+"""Share of an optimizer's units that another one has too, where both do the same by the same ops."""
 LAYERS = {"matrix product": 1, "convolution": 1, "lookup": 1, "attention": 2}
 """Families that fusing leaves, and how many of them a unit is: fused attention is two products."""
 TELLING = {"matrix product", "convolution", "attention", "lookup", "norm", "softmax", "communication"}
@@ -204,16 +206,33 @@ def match_units(a: Sequence[Unit], b: Sequence[Unit]) -> list[tuple[Span, str]]:
     models.
     """
     told = all(any(unit.module for unit in units) for units in (a, b))
-    names = [[(unit.module if told else "", unit.name) for unit in units] for units in (a, b)]
+    found = list[tuple[Span, str]]()
+    optimizers = _other_optimizer(a, b) or ([], [])
+    if optimizers[0]:
+        found.append((optimizers, "position"))
+    ours, theirs = set(optimizers[0]), set(optimizers[1])
+    rest = [i for i in range(len(a)) if i not in ours], [j for j in range(len(b)) if j not in theirs]
+    names = [[(unit[i].module if told else "", unit[i].name) for i in some] for unit, some in zip((a, b), rest)]
     pairs = _gathered(common_subsequence(*names), *names)
-    same, found = [i for i, _ in pairs], list[tuple[Span, str]]()
-    whole = list(range(len(a))), list(range(len(b)))
-    for gap in _gaps(whole, pairs):
+    same = [rest[0][i] for i, _ in pairs]
+    for gap in _gaps(rest, pairs):
         for span, how in _by_module(a, b, gap) if told else [(gap, "position")]:
             more, replaced = _matched_gap(a, b, span)
             same += more
             found += [(each, how) for each in replaced]
     return found if _of_one_model(a, b, [a[i] for i in same], told) else []
+
+
+def _other_optimizer(a: Sequence[Unit], b: Sequence[Unit]) -> Span | None:
+    """The optimizers of both steps, where the one does the work by other ops than the other: all of them take the place
+    of each other, since what single ops of both are for differs, also where they have a name in common.
+    """
+    ours, theirs = ([i for i, unit in enumerate(units) if unit.phase == "optimizer"] for units in (a, b))
+    names = [a[i].name for i in ours], [b[i].name for i in theirs]
+    most = max(len(ours), len(theirs))
+    if not ours or not theirs or len(common_subsequence(*names)) >= SAME_OPTIMIZER * most:
+        return None
+    return ours, theirs
 
 
 def _of_one_model(a: Sequence[Unit], b: Sequence[Unit], same: Sequence[Unit], modules: bool) -> bool:
