@@ -30,26 +30,22 @@ DATA_LOADING, BUSY_WAIT, ALLOCATION, ANNOTATED, PYTHON = (
     "data loading", "busy wait", "allocation", "annotation", "python",
 )  # fmt: skip
 _MEANINGS = (
-    (DATA_LOADING, re.compile(r"(?i)dataloader|(load|next|fetch|get)_?batch\b")),
-    ("garbage collection", re.compile(r"(?i)\bgc\b|garbage.?collect|<built-in function collect>")),
+    (DATA_LOADING, r"(?i)dataloader|(load|next|fetch|get)_?batch\b"),
+    ("garbage collection", r"(?i)\bgc\b|garbage.?collect|<built-in function collect>"),
     (
         "checkpoint",
-        re.compile(
-            r"(?i)torch/serialization\.py|distributed/checkpoint/|\btorch\.save\b|^\W*checkpoint\w*\W*$|"
-            r"(save|write|load)\w*_?checkpoint|checkpoint\w*_(save|write|load)"
-        ),
+        r"(?i)torch/serialization\.py|distributed/checkpoint/|\btorch\.save\b|^\W*checkpoint\w*\W*$|"
+        r"(save|write|load)\w*_?checkpoint|checkpoint\w*_(save|write|load)",
     ),
     (
         "logging",
-        re.compile(
-            r"(?i)\blogging\b|^\W*log(s|ger)?\W*$|\blog_(metrics|stats|dict)\b|metrics?:publish|"
-            r"\b(wandb|tensorboard|mlflow)\b"
-        ),
+        r"(?i)\blogging\b|^\W*log(s|ger)?\W*$|\blog_(metrics|stats|dict)\b|metrics?:publish|"
+        r"\b(wandb|tensorboard|mlflow)\b",
     ),
-    ("lock", re.compile(r"\bacquire\b|threading\.py\(\d+\): (wait|join)\b|queue\.py\(\d+\): get\b|\bflock\b")),
-    ("sleep", re.compile(r"<built-in function sleep>|\bselectors?\.py\(\d+\): select\b|<built-in method poll\b")),
+    ("lock", r"\bacquire\b|threading\.py\(\d+\): (wait|join)\b|queue\.py\(\d+\): get\b|\bflock\b"),
+    ("sleep", r"<built-in function sleep>|\bselectors?\.py\(\d+\): select\b|<built-in method poll\b"),
 )
-"""What the name of an annotation or a function says; the first that matches."""
+"""What the name of an annotation or a function says, as regular expressions; the first that matches."""
 _WORDS = re.compile(
     "dataload|batch|gc|garbage|collect|seriali|checkpoint|save|log|metric|wandb|tensorboard|mlflow|acquire|wait|join|"
     "get|flock|sleep|select|poll"
@@ -89,7 +85,7 @@ def meaning(name: str) -> str:
     """
     if not _WORDS.search(name.lower()):
         return ""
-    return next((kind for kind, pattern in _MEANINGS if pattern.search(name)), "")
+    return next((kind for kind, pattern in _MEANINGS if re.search(pattern, name)), "")
 
 
 class Causes:
