@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ class WhatIf(NotebookDocument):
         """How many times as fast a step is."""
         return self.before.step_ms / self.after.step_ms if self.after.step_ms else 0.0
 
-    @property
+    @cached_property
     def difference(self) -> StepDifference:
         """What changes, op by op."""
         both = (self.before.device_active_ms, self.after.device_active_ms)
