@@ -495,11 +495,20 @@ def read(what: str | Path, device: str = "cuda", world: int | None = None) -> Jo
     """
     script = script_of(what)
     if script is None:
-        return load(what)
+        return _for_device(load(what), device)
     from foretrace.record.script import sketch_command  # here, since it brings torch
 
     graph = sketch_command(script, "cuda" if device == "cuda" else None, world or script.world)
     return Job([graph], graph.source)
+
+
+def _for_device(job: Job, device: str) -> Job:
+    """A job as it is; the one rank of a recording of a CPU that is asked for on a GPU, with its tensors there."""
+    if device == "cpu" or job.world > 1 or len(job.graphs) != 1 or len(job.graphs[0].kernels):
+        return job
+    from foretrace.transforms.to_gpu import lies_on_host, on_gpu
+
+    return replace(job, graphs=[on_gpu(job.graphs[0])]) if lies_on_host(job.graphs[0]) else job
 
 
 def script_of(what: str | Path) -> Script | None:

@@ -27,6 +27,7 @@ CAUTIONS = (
     "FlexAttention is predicted as ",
     "the step puts nothing on the GPU: ",
     "much rests on guesses: ",
+    "recorded on a CPU: ",
     "the batch may be another: ",
 )
 """How notes begin that headlines show: another step may have been sketched than the one that would run, or its time is
