@@ -202,7 +202,7 @@ def eager_code_on_cuda() -> Iterator[LeftOut]:
         return call_method(self, *args, **kwargs)
 
     def script(obj: Any, *args: Any, **kwargs: Any) -> Any:
-        if str(getattr(obj, "__module__", "")).startswith("torch."):  # PyTorch's own, as derivatives in forward mode
+        if str(getattr(obj, "__module__", "")).startswith("torch._"):  # PyTorch's own: derivatives in forward mode
             with patch.object(enabled, "enabled", True):
                 return compile_script(obj, *args, **kwargs)
         left_out.scripted(obj)
