@@ -26,7 +26,8 @@ def platform(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
     def price_host(calls: Graph, rows: np.ndarray, launches: np.ndarray, host: object) -> Any:
         columns = {name: np.full(len(rows), us) for name, us in HOST_US.items()}
-        return SimpleNamespace(**columns, cold_penalty=np.zeros(len(rows)), spread=np.full(len(rows), 0.2), common=0.05)
+        spreads = {"spread": np.full(len(rows), 0.2), "common": 0.05, "speeds": (0.0, 0.0)}
+        return SimpleNamespace(**columns, cold_penalty=np.zeros(len(rows)), **spreads)
 
     def price_kernels(calls: Graph, rows: np.ndarray, platform: object) -> Any:
         names = [calls.ops.names[code] for code in calls.ops.name[rows]]

@@ -124,6 +124,11 @@ class Host:
     sharded: Sharded = Sharded()
     inference: Positive = 1.0
     """Host time of a forward without gradients, over that of the same forward with them."""
+    faster: float = 0.0
+    """As `common`, towards shorter times and for steps of any kind, where that is more: a host may have two speeds, and
+    the fit is near one of them."""
+    slower: float = 0.0
+    """The same towards longer times."""
 
     def cost(self, name: str, launches: int) -> CallCost:
         """Cost of a call of this name; of such calls in general where the name was never measured."""

@@ -71,6 +71,8 @@ class PricedStep:
     """Whether each call is in a CUDA graph, with those around it."""
     gaps: Gaps | None = None
     """Measured host time that was carried over; it is in the durations."""
+    speeds: tuple[float, float] = (0.0, 0.0)
+    """As ``common``, towards shorter and towards longer times, where the host was seen to vary by more; else 0."""
 
     def __len__(self) -> int:
         return len(self.thread)
@@ -149,6 +151,7 @@ def price_step(
         cold=host.cold_penalty,
         spread=host.spread,
         common=host.common,
+        speeds=host.speeds,
         work=work,
         waits=step_waits(graph, step),
         stream=_streams(work, count),

@@ -50,7 +50,9 @@ def priced_uncertainty(calls: Graph, step: PricedStep, tasks: TaskGraph) -> Unce
     its family, and the rest with those that the model can't tell from it.
     """
     families, alike = _kernel_groups(calls, step)
-    host, device = np.hypot(step.spread, step.common), tasks.kind == KERNEL
+    faster, slower = (max(step.common, speed) for speed in step.speeds)
+    host, device = np.hypot(step.spread, faster), tasks.kind == KERNEL
+    shared = np.divide(faster**2, host**2, out=np.zeros(len(step)), where=host > 0)
     group = tasks.op.copy()
     group[device] = len(step) + alike[tasks.row[device]]
 
@@ -60,13 +62,10 @@ def priced_uncertainty(calls: Graph, step: PricedStep, tasks: TaskGraph) -> Unce
     return Uncertainty(
         group=group,
         down=np.concatenate([host, down]),
-        up=np.concatenate([host, up]),
+        up=np.concatenate([host * (slower / faster if faster else 1.0), up]),  # of which as much is shared
         common=np.concatenate([np.zeros(len(step), np.int32), families[example]]),
-        weight=np.concatenate([
-            np.divide(step.common**2, host**2, out=np.zeros(len(step)), where=host > 0),
-            np.full(len(example), OF_THE_FAMILY),
-        ]),
-    )  # fmt: skip
+        weight=np.concatenate([shared, np.full(len(example), OF_THE_FAMILY)]),
+    )
 
 
 def log_spreads(low: Floats, typical: Floats, high: Floats) -> tuple[Floats, Floats]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple
+from dataclasses import astuple, replace
 
 import numpy as np
 import pytest
@@ -169,3 +169,15 @@ def test_no_coefficient_is_below_zero_and_none_could_do_better():
         pull = rows.T @ (values - rows @ found)
         assert (found >= 0).all()
         assert np.abs(pull[found > 0]).max(initial=0.0) < 1e-6 and (pull[found == 0] < 1e-6).all()
+
+
+def test_a_host_of_two_speeds_has_both_in_its_range(run, host):
+    fast = {
+        name: replace(
+            step, plain=[[part / 1.5 for part in us] if turn % 3 == 0 else us for turn, us in enumerate(step.plain)]
+        )
+        for name, step in run.steps.items()
+    }
+    found = fit_host([replace(run, steps=fast)])
+    assert 1.2816 * found.faster > np.log(1.4)
+    assert host.faster < 0.5 * found.faster

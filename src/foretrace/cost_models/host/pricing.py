@@ -61,6 +61,8 @@ class HostCosts:
     """Standard deviation of the logarithm of each call's time."""
     common: float
     """Standard deviation of the logarithm of a factor that all calls of a step share."""
+    speeds: tuple[float, float] = (0.0, 0.0)
+    """The same towards shorter and towards longer times, where that is more."""
 
 
 def price_host(graph: Graph, rows: Ints, launches: Ints, host: Host) -> HostCosts:
@@ -83,6 +85,7 @@ def price_host(graph: Graph, rows: Ints, launches: Ints, host: Host) -> HostCost
         cold_penalty=cold_host_terms(calls) @ np.array(astuple(host.rested)),
         spread=inside["spread"],
         common=host.common,
+        speeds=(host.faster, host.slower),
     )
 
 
