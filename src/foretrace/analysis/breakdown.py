@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -262,6 +262,12 @@ def kernel_family(kernel: str, op: str = "") -> str:
 
 Intervals = tuple[Floats, Floats]
 """Starts and ends."""
+
+
+def kernels_in(graph: Graph, start: float, end: float) -> KernelTable:
+    """The device work of a time window, cut to it: also what another step launched."""
+    kernels = graph.kernels.rows((graph.kernels.start < end) & (graph.kernels.end > start))
+    return replace(kernels, start=np.maximum(kernels.start, start), end=np.minimum(kernels.end, end))
 
 
 def active_and_idle(graph: Graph) -> tuple[float, float]:

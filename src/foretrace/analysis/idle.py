@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,12 +34,6 @@ def step_window(graph: Graph, step: str | None) -> tuple[float, float]:
     if not tables:
         return 0.0, 0.0
     return min(float(np.nanmin(t.start)) for t in tables), max(float(np.nanmax(t.end)) for t in tables)
-
-
-def kernels_in(graph: Graph, start: float, end: float) -> KernelTable:
-    """The device work of a time window, cut to it: also what another step launched."""
-    kernels = graph.kernels.rows((graph.kernels.start < end) & (graph.kernels.end > start))
-    return replace(kernels, start=np.maximum(kernels.start, start), end=np.minimum(kernels.end, end))
 
 
 def idle_rows(

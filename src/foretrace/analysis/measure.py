@@ -14,13 +14,14 @@ from foretrace.analysis.breakdown import (
     by_phase,
     communication,
     device_span,
+    kernels_in,
     queue_depth,
 )
 from foretrace.analysis.collectives import CollectiveTimes, add_collectives, collective_times, wait_ms
 from foretrace.analysis.critical_path import summarize_path
 from foretrace.analysis.dependencies import measured_tasks
 from foretrace.analysis.host_time import Segments, host_overheads, host_segments
-from foretrace.analysis.idle import idle_rows, kernels_in, step_window
+from foretrace.analysis.idle import idle_rows, step_window
 from foretrace.analysis.report import (
     IdleRow,
     QueueDepth,

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from foretrace.analysis.breakdown import kernels_in
 from foretrace.analysis.host_time import host_segments
-from foretrace.analysis.idle import idle_rows, kernels_in
+from foretrace.analysis.idle import idle_rows
 from foretrace.analysis.report import bound_by, idle_by_cause, plain
 from foretrace.errors import ForetraceError
 from foretrace.graph import Job

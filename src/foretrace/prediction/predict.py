@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from foretrace.analysis.breakdown import kernels_in
 from foretrace.analysis.collective_matching import seen_by_all
 from foretrace.analysis.critical_path import LATENCY_US
-from foretrace.analysis.idle import kernels_in
 from foretrace.analysis.memory import peak_memory
 from foretrace.analysis.report import StepReport, bound_by
 from foretrace.errors import ForetraceError
