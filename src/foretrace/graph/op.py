@@ -131,8 +131,9 @@ def _end_element(shape: tuple[int, ...], stride: tuple[int, ...] | None, offset:
 PHASES = ("forward", "backward", "optimizer", "other")
 """The parts of a step an op can belong to; tables store the position in this tuple."""
 
-SIDE_CALLS = ("cuda::", "storage::", "c10d::wait")
-"""Prefixes of recorded calls that bypass the dispatcher: they control streams, storages or pending collectives."""
+SIDE_CALLS = ("cuda::", "storage::", "c10d::wait", "compile::")
+"""Prefixes of recorded calls that bypass the dispatcher: they control streams, storages or pending collectives, or mark
+where a compiled program begins."""
 
 GENERATED_KERNELS = ("triton_", "cpp_fused")
 """Prefixes of the kernels that torch.compile generates: they are called by their names, and bypass the dispatcher."""
@@ -140,7 +141,11 @@ GENERATED_KERNELS = ("triton_", "cpp_fused")
 RESIZE = "storage::resize_"
 """A side call: a storage is given another size, as FSDP does with its weights."""
 GRAPH_LAUNCH = "cuda::graph_launch"
-"""A side call that launches a CUDA graph: all calls of the step after it were captured in that graph."""
+"""A side call that launches a CUDA graph: as many calls after it as its argument says were captured in that graph, all
+of the step without one."""
+COMPILED_REGION = "compile::region"
+"""A side call that begins a program that torch.compile generated: how many of the calls after it are the program's, and
+how many arguments it takes."""
 
 ALIGNMENT = 128
 """Elements: the offset of a tensor in its storage affects kernel times only modulo this."""

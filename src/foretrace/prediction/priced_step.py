@@ -15,12 +15,13 @@ from foretrace.analysis.host_time import host_segments
 from foretrace.cost_models.host.pricing import HostCosts, price_host
 from foretrace.cost_models.kernels.pricing import MEASURED
 from foretrace.graph import Constant, Graph, Op, Value
-from foretrace.graph.op import GRAPH_LAUNCH
+from foretrace.graph.op import COMPILED_REGION, GRAPH_LAUNCH
 from foretrace.graph.operators import MAY_SYNCHRONIZE, SYNCHRONIZE, launches_nothing, waits_for_device
 from foretrace.graph.tables import SYNC, Floats, Ints, Longs, Small, distinct
 from foretrace.platform.device import CudaGraphCosts
 from foretrace.platform.platform import Platform, read_host
 from foretrace.platform.registry import folder_of_device
+from foretrace.prediction.compiled_regions import members, spans, with_compiled_regions, with_graph_launches
 from foretrace.prediction.device_work import DeviceWork, device_work
 from foretrace.simulation.task_graph import T1, T2, T3, T4, T5
 
@@ -132,11 +133,17 @@ def price_step(
     calls, count = step.calls, len(step.rows)
     work, notes = device_work(step, platform, kernels)
     host = price_host(calls, np.arange(count, dtype=np.int32), work.launches(count), platform.host)
-    inside = captured_calls(graph, step)
-    if inside.any():
-        launched = int(inside[work.call].sum())
-        host = with_graph_launch(host, inside, launched, platform.host.before.forward_call)
-        notes = [*notes, f"{launched:,} kernels are one CUDA graph; its cost: {CudaGraphCosts.shipped().provenance}"]
+    regions = spans(graph, step, COMPILED_REGION)
+    if regions:
+        host = with_compiled_regions(host, regions, calls)
+        programs = "1 compiled program" if len(regions) == 1 else f"{len(regions):,} compiled programs"
+        notes = [*notes, f"the host time of {programs} is estimated from constants that no machine was measured for"]
+    graphs = spans(graph, step, GRAPH_LAUNCH)
+    inside = members(graphs, count)
+    if graphs:
+        host, launched = with_graph_launches(host, graphs, work.call, platform.host.before.forward_call)
+        one = "one CUDA graph; its cost" if len(graphs) == 1 else f"{len(graphs)} CUDA graphs; their cost"
+        notes = [*notes, f"{launched:,} kernels are {one}: {CudaGraphCosts.shipped().provenance}"]
     durations = _durations(host, _timed_whole(work, platform))
     gaps = None
     measured = len(graph.kernels) > 0 or bool(graph.host_gaps)
@@ -220,33 +227,6 @@ def _streams(work: DeviceWork, calls: int) -> Ints:
     streams = np.full(calls, most_used, np.int32)
     streams[work.call] = work.stream
     return streams
-
-
-def captured_calls(graph: Graph, step: DispatchedCalls) -> NDArray[np.bool_]:
-    """Which dispatcher calls of a step are in a CUDA graph: those after its launch."""
-    is_launch = graph.ops.names.matching(GRAPH_LAUNCH.__eq__)
-    if not is_launch.any():
-        return np.zeros(len(step.rows), bool)
-    return np.asarray(step.rows > int(is_launch[graph.ops.name].argmax()))
-
-
-def with_graph_launch(host: HostCosts, inside: NDArray[np.bool_], kernels: int, python_us: float) -> HostCosts:
-    """Host costs of calls if some are one CUDA graph of so many kernels.
-
-    The first call inside pays for the launch, and the others nothing. From one call outside to the next it takes
-    ``python_us``: no gradients are cleared, and no module is entered.
-    """
-    to_launch, nothing = np.where(inside, 0.0, host.to_launch), np.zeros(len(inside))
-    to_launch[int(inside.argmax())] = CudaGraphCosts.shipped().launch(kernels)
-    return replace(
-        host,
-        before=np.where(inside, 0.0, python_us),
-        to_launch=to_launch,
-        launch=np.where(inside, 0.0, host.launch),
-        between=np.where(inside, 0.0, host.between),
-        after=np.where(inside, 0.0, host.after),
-        cold_penalty=nothing,
-    )
 
 
 def step_waits(graph: Graph, step: DispatchedCalls) -> Waits:

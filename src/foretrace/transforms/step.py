@@ -16,7 +16,7 @@ from foretrace.errors import ForetraceError
 from foretrace.graph.calls import autograd_nodes, dispatched, enclosing_calls, host_collective_calls, with_scalars
 from foretrace.graph.execution_traces import CompletedTrace, lacks_overloads
 from foretrace.graph.graph import Collective, Graph, Timings, moved_gaps
-from foretrace.graph.op import Op, Storage, Tensor, contiguous_strides, end_in_storage, with_tensors
+from foretrace.graph.op import COMPILED_REGION, Op, Storage, Tensor, contiguous_strides, end_in_storage, with_tensors
 from foretrace.graph.tables import SYNC, KernelTable, OpTable
 from foretrace.transforms.dataflow import SlotCall, rebuild
 
@@ -74,6 +74,11 @@ def _collectives_with_calls(graph: Graph, rows: Sequence[int], position: Sequenc
 
 def editable_step(graph: Graph) -> tuple[Graph, list[Op]]:
     """The flat step and its calls in a list; raises if the calls do not identify their tensors."""
+    if COMPILED_REGION in graph.ops.names.items:
+        raise ForetraceError(
+            f"{graph.title} is compiled: its kernels were fused for this very step",
+            "Make the change in the script, or predict it uncompiled: set compile=off before it.",
+        )
     flat = flatten(graph)
     ops = list(flat.ops)
     require_arguments(ops, graph.source)

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from foretrace.graph import Graph
+from foretrace.graph import ForetraceError, Graph
 from foretrace.graph.graph import cautions
+from foretrace.graph.op import COMPILED_REGION, GRAPH_LAUNCH
 from foretrace.record.sketch.compiled.regions import compiled_regions
 from foretrace.record.sketch.cuda_api import gpu_is_visible
 from foretrace.record.sketch.sketch import sketch
 from foretrace.record.watch.profile import something_is_compiled
+from foretrace.transforms.resize.batch_sequence import batch
 from tests.record.jobs import names_and_shapes, script
 
 on_cuda = pytest.mark.skipif(gpu_is_visible(), reason="a real GPU is visible, and torch.compile would use it")
@@ -114,12 +116,15 @@ def test_a_kernel_has_its_tensors_and_the_sizes_of_its_loops_and_writes_what_it_
         norm = torch.compile(lambda x: torch.nn.functional.layer_norm(x, x.shape[-1:]))
         return lambda: norm(given)
 
-    (op,) = sketch(build, "cuda").ops
+    graph = sketch(build, "cuda")
+    begin, op = graph.ops
+    assert (begin.name, begin.args) == (COMPILED_REGION, (1, 1)), "one call, one argument"
     assert op.name == "triton_per_fused_native_layer_norm_0"
     assert op.args[2:] == (64, 1024, 0)
     given, made = op.tensors
     assert (given.shape, made.shape, op.produced) == ((64, 1024), (64, 1024), [made])
     assert given.storage != made.storage
+    assert (graph.storages[given.storage].birth, graph.storages[made.storage].birth) == (-1, 1)
 
 
 @on_cuda
@@ -135,7 +140,35 @@ def test_code_around_a_graph_break_runs_eagerly_between_two_programs() -> None:
         return lambda: twice(given)
 
     graph = sketch(build, "cuda")
-    assert [op.name for op in graph.ops] == ["triton_poi_fused_gelu_mul_0", "triton_poi_fused_ones_sub_tanh_0"]
+    names = [op.name for op in graph.ops if not op.is_side_call]
+    assert names == ["triton_poi_fused_gelu_mul_0", "triton_poi_fused_ones_sub_tanh_0"]
+    assert [op.args for op in graph.ops if op.name == COMPILED_REGION] == [(1, 1), (1, 1)]
+
+
+@on_cuda
+def test_reduce_overhead_copies_what_has_moved_and_launches_a_graph_for_each_program() -> None:
+    def build() -> Callable[[], Any]:
+        layer = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU()).to("cuda")
+        run = torch.compile(layer, mode="reduce-overhead")
+        return lambda: run(torch.randn(4, 8, device="cuda")).sum().backward()
+
+    graph = sketch(build, "cuda")
+    ops = list(graph.ops)
+    launches = [place for place, op in enumerate(ops) if op.name == GRAPH_LAUNCH]
+    assert [ops[place].phase for place in launches] == ["forward", "backward"]
+    assert ops[launches[0]].args == (2,) and [op.name for op in ops[launches[0] + 1 :][:2]] == [
+        "aten::addmm",
+        "triton_poi_fused_gelu_0",
+    ]
+    (copied,) = (op for op in ops[: launches[0]] if op.name == "aten::_foreach_copy_")
+    assert [tensor.shape for tensor in copied.produced or copied.tensors[:1]] == [(4, 8)]
+
+
+@on_cuda
+def test_a_compiled_sketch_is_not_transformed() -> None:
+    graph = sketch(building("model", "cuda"), "cuda")
+    with pytest.raises(ForetraceError, match="is compiled: its kernels were fused for this very step"):
+        batch(graph, 2)
 
 
 @on_cuda

@@ -284,7 +284,20 @@ class Compiler:
                 self._regions.failed(str(error))
                 return torch._functorch.aot_autograd.make_boxed_func(kept.forward)
         changed = [place for place, name in enumerate(graph.graph_input_names) if name in graph.mutated_inputs]
-        return Program(source, changed, self._labels)
+        return Program(source, changed, self._labels, self._static(graph, options))
+
+    def _static(self, graph: Any, options: dict[str, Any]) -> frozenset[int] | None:
+        """Arguments that stay at their addresses, where the program is captured in a CUDA graph; None where not."""
+        wanted = options.get("cudagraphs")
+        if not getattr(wanted, "value", wanted):
+            return None
+        why = getattr(graph, "disable_cudagraphs_reason", None)
+        if "cpu" in getattr(graph, "device_types", ()):
+            why = why or "a part of it runs on the CPU"
+        if why:
+            self._regions.without_graph(str(why).partition(". ")[0].partition("\n")[0])
+            return None
+        return frozenset(options.get("static_input_idxs") or ())
 
 
 def eager_frame(recursive: bool) -> Any:

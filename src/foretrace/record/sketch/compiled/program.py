@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
-from foretrace.record.sketch.cuda import Labels
+from foretrace.graph.op import COMPILED_REGION, GRAPH_LAUNCH
+from foretrace.record.sketch.cuda import CUDA, Labels
 from foretrace.record.sketch.fake_step import FakeStepMode
 from foretrace.record.watch.watch import Watch
 
@@ -33,9 +35,13 @@ STREAM = 0
 class Program:
     """A generated program, ready to be called with a list of arguments, which it empties."""
 
-    def __init__(self, source: str, changed: Sequence[int], labels: Labels) -> None:
-        """``changed``: which arguments it changes."""
-        self._changed, self._labels = changed, labels
+    def __init__(
+        self, source: str, changed: Sequence[int], labels: Labels, static: Container[int] | None = None
+    ) -> None:
+        """``changed``: which arguments it changes; ``static``: for a CUDA graph, which stay at their addresses."""
+        self._changed, self._labels, self._static = changed, labels, static
+        self._captured: dict[int, torch.Tensor] = {}
+        """The arguments that a CUDA graph was captured with, where others are copied to."""
         self._boxed_call = True  # AOTAutograd then hands over its only references to the arguments
         self._call = self._loaded(source)
 
@@ -44,7 +50,30 @@ class Program:
         watch = watching()
         updates = watch is not None and any(isinstance(args[place], torch.nn.Parameter) for place in self._changed)
         with torch.no_grad(), watch.context.optimizing() if watch and updates else nullcontext():
-            return self._call(args)
+            if self._static is not None:
+                self._copy_arguments(args)
+            with _counted(COMPILED_REGION, len(args)):
+                if self._static is None:
+                    return self._call(args)
+                with _counted(GRAPH_LAUNCH):
+                    return self._call(args)
+
+    def _copy_arguments(self, args: list[Any]) -> None:
+        """Copy arguments to the addresses that a CUDA graph was captured with."""
+        assert self._static is not None
+        moved = [
+            place
+            for place, value in enumerate(args)
+            if place not in self._static and isinstance(value, torch.Tensor) and self._labels.of(value) == CUDA
+        ]
+        for place in moved:
+            if place not in self._captured:
+                given = args[place]
+                self._captured[place] = self._empty(CUDA)(given.size(), given.stride(), given.dtype)
+        if moved:
+            torch._foreach_copy_([self._captured[place] for place in moved], [args[place] for place in moved])
+        for place in moved:
+            args[place] = self._captured[place]
 
     def _loaded(self, source: str) -> Callable[[list[Any]], Any]:
         given: dict[str, Any] = {
@@ -67,6 +96,9 @@ class Program:
             with self._unseen():
                 made = torch.empty_strided(size, stride, dtype=dtype)
             self._labels.put(made, device)
+            if (watch := watching()) is not None:
+                with patch.object(watch.registry, "now", len(watch.ops)):  # it is born in the call that comes next
+                    watch.registry.storage_id(made.untyped_storage(), device)
             return made
 
         return empty_strided
@@ -122,6 +154,22 @@ class Kernel:
                 with watch.unharmed():
                     op = watch.note(self.name, "", args, {})
                     op.outputs = tuple(t for t, writes in zip(op.tensors, self._writes) if writes)
+
+
+@contextmanager
+def _counted(name: str, *facts: int) -> Iterator[None]:
+    """Note a side call with the number of calls that come until the end, which are those of a region."""
+    watch = watching()
+    if watch is None:
+        yield
+        return
+    with _disable_current_modes():
+        op = watch.note(name, "", (), {})
+    begin = len(watch.ops)
+    try:
+        yield
+    finally:
+        op.args = (sum(not each.is_side_call for each in watch.ops[begin:]), *facts)
 
 
 def fake_step() -> FakeStepMode:

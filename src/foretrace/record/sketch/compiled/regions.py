@@ -30,6 +30,7 @@ class CompiledRegions:
     def __init__(self) -> None:
         self._eager: dict[int, tuple[Any, str]] = {}
         self._failed: Counter[str] = Counter()
+        self._not_captured: Counter[str] = Counter()
         self.unmeasured = False
         """Whether some kernels would be chosen by measuring them."""
 
@@ -42,6 +43,10 @@ class CompiledRegions:
         """Note a part of a compiled function that could not be compiled."""
         self._failed[why] += 1
 
+    def without_graph(self, why: str) -> None:
+        """Note a program that reduce-overhead could not capture."""
+        self._not_captured[why] += 1
+
     @property
     def notes(self) -> list[str]:
         """Notes of the sketch about them."""
@@ -50,6 +55,9 @@ class CompiledRegions:
         for why, count in reasons.items():
             regions = "1 compiled region is" if count == 1 else f"{count} compiled regions are"
             said.append(f"torch.compile was left out: {regions} predicted as eager code" + (f" ({why})" if why else ""))
+        for why, count in self._not_captured.items():
+            programs = "1 compiled program is" if count == 1 else f"{count} compiled programs are"
+            said.append(f"{programs} not in a CUDA graph: {why}")
         if self.unmeasured:
             said.append(
                 "max-autotune chooses kernels by measuring them: compiled regions are predicted with those of the "
