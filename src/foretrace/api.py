@@ -465,22 +465,29 @@ def _with_notes(report: StepReport, notes: list[str]) -> StepReport:
     return replace(report, notes=[*report.notes, *notes])
 
 
-def as_job(what: Graph | Job | str | Path, device: str = "cuda", world: int | None = None) -> Job:
+def as_job(
+    what: Graph | Job | str | Path, device: str = "cuda", world: int | None = None, compile: str | None = None
+) -> Job:
     """What is predicted, as a job: a graph is a job of one rank, a path is read or sketched as in `read`.
 
     >>> from foretrace.graph import OpTable
     >>> as_job(Graph(OpTable.of([]), source="mine")).source
     'mine'
     """
+    if compile is not None and not (isinstance(what, (str, Path)) and script_of(what)):
+        raise ForetraceError(
+            "only a script can be compiled, or not, for a prediction: a step is recorded as it was",
+            "Give the script, as in foretrace whatif train.py --set compile=on.",
+        )
     if isinstance(what, Graph):
         return Job([what], what.source)
     if isinstance(what, Job):
         return what
     check_path(what, "what is predicted")
-    return read(what, device, world)
+    return read(what, device, world, compile)
 
 
-def read(what: str | Path, device: str = "cuda", world: int | None = None) -> Job:
+def read(what: str | Path, device: str = "cuda", world: int | None = None, compile: str | None = None) -> Job:
     """Read or sketch a step.
 
     Parameters
@@ -492,10 +499,13 @@ def read(what: str | Path, device: str = "cuda", world: int | None = None) -> Jo
         The kind of device that a script shall find: ``"cuda"``, with or without a GPU, or ``"cpu"``.
     world
         How many ranks the process group has that a script shall find, where it asks for one.
+    compile
+        Whether a script's models are compiled, whatever it says itself: ``"on"``, ``"reduce-overhead"``, ``"off"``.
     """
     script = script_of(what)
     if script is None:
         return _for_device(load(what), device)
+    script = script._replace(compile=compile)
     from foretrace.record.script import sketch_command  # here, since it brings torch
 
     graph = sketch_command(script, "cuda" if device == "cuda" else None, world or script.world)

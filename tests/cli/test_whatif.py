@@ -37,6 +37,22 @@ def test_a_what_if_shows_before_and_after(foretrace, script):
     assert "with batch=512, optimizer=fused" in ran.out and "times as fast" in ran.out
 
 
+def test_a_script_is_compiled_on_paper(foretrace, script):
+    ran = foretrace("whatif", script, "--set", "compile=on", "--json")
+    assert ran.code == 0, ran.err
+    words = json.loads(ran.out)
+    assert any(note.startswith("compiled: 2 programs with ") for note in words["notes"])
+    assert not any("left out" in note for note in words["after"]["notes"])
+    assert any("triton" in row["name"] for row in words["after"]["by_op"])
+
+
+def test_what_can_not_be_compiled_on_paper_is_refused(foretrace, script):
+    unknown = foretrace("whatif", script, "--set", "compile=faster")
+    assert unknown.code == 2 and "Write one of on, reduce-overhead, off" in unknown.err
+    swept = foretrace("sweep", script, "--set", "compile=on,off", "--workers", "1")
+    assert "needs a script that is sketched anew" in " ".join((swept.out + swept.err).split())
+
+
 def test_a_sweep_gives_every_point(foretrace, script):
     ran = foretrace("sweep", script, "--set", "batch=512,1024", "--price", "h200=3.5", "--workers", "1", "--json")
     assert ran.code == 0, ran.err

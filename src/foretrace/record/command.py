@@ -38,6 +38,8 @@ class Script(NamedTuple):
     """Its name, where ``python -m`` starts it; the path is then unknown."""
     world: int | None = None
     """Ranks that its launcher starts."""
+    compile: str | None = None
+    """Whether what it does is compiled, whatever it says itself: ``on``, ``reduce-overhead``, ``off``."""
 
     def __str__(self) -> str:
         return f"-m {self.module}" if self.module else str(self.path)

@@ -48,6 +48,7 @@ NEEDS_GPU = (
 OWN_RANKS = "It starts its ranks itself: give their number, and its first rank is sketched: --world N."
 UNLOADABLE = ("undefined symbol", "shared object", "Could not load this library")
 """Parts of errors where a library in C was built for something else."""
+COMPILE_ADVICE = "Give the script by itself, with a function make_step: train.py or train.py:function."
 NO_GROUP = ("process group has not been initialized", "env:// rendezvous")
 """Parts of PyTorch's errors where a script of torchrun was started without it."""
 
@@ -60,9 +61,11 @@ def sketch_of(script: Script, device: str | None, world: int | None) -> Graph:
             if script.program:
                 from foretrace.record.sketch.program import sketch_program
 
+                if script.compile is not None:
+                    raise ForetraceError("a program's own loop is not compiled anew", COMPILE_ADVICE)
                 graph = sketch_program(running.run, device, world)
             else:
-                graph = sketch(running.step, device, world)
+                graph = sketch(running.step, device, world, compile=script.compile)
         except ForetraceError as error:
             cause = error.__cause__ or error
             said = refusal(cause, str(script)) if isinstance(cause, NEEDS_VALUES) else error

@@ -85,8 +85,10 @@ def sketch_command(script: Script, device: str | None = None, world: int | None 
     """
     from foretrace.record.sketch_process import sketched
 
-    if not script.program:
+    if not script.program and script.compile is None:
         return sketch_script(script.path, script.function, device, world, script.arguments)
+    if not script.program:
+        check_source(script.path, script.function)
     if not (script.module or script.path.is_file()):
         raise ForetraceError(f"{script.path} does not exist", "Start Foretrace where the script is started.")
     return sketched(script, device, world)

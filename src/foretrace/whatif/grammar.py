@@ -47,6 +47,24 @@ class StepChange(NamedTuple):
     """Whether several make sense: the value says of what they are."""
 
 
+COMPILE = ("on", "reduce-overhead", "off")
+"""Whether a script's models are compiled: by default, with CUDA graphs, not at all."""
+
+
+def check_compile(text: str) -> None:
+    """Refuse what is no way to compile."""
+    if text not in COMPILE:
+        raise ForetraceError(f"compile={text} makes no sense", f"Write one of {', '.join(COMPILE)}.")
+
+
+def _sketched_anew(graph: Graph, value: str) -> Graph:
+    """A script is sketched anew before all other changes (`what_if`); anything else stays as it was recorded."""
+    raise ForetraceError(
+        f"compile={value} needs a script that is sketched anew for it",
+        "Give the script, as in foretrace whatif train.py --set compile=on; sweeps can't do it.",
+    )
+
+
 STEP_CHANGES: dict[str, StepChange] = {
     "rows": StepChange(table_rows, sized=True, of_part=True),
     "dim": StepChange(table_dim, sized=True),
@@ -54,6 +72,7 @@ STEP_CHANGES: dict[str, StepChange] = {
     "width": StepChange(width, sized=True, of_part=True, part_example="a layer, as in width:top.0=512"),
     "heads": StepChange(heads, sized=True),
     "depth": StepChange(depth, sized=True),
+    "compile": StepChange(_sketched_anew, check_compile),
     "dtype": StepChange(lambda graph, name: dtype(graph, parse_dtype(name)), parse_dtype),
     "autocast": StepChange(autocast, parse_autocast_dtype),
     "optimizer": StepChange(optimizer, parse_optimizer),

@@ -17,6 +17,7 @@ from foretrace.errors import parse_size
 from foretrace.graph import ForetraceError, Graph, Job
 from foretrace.graph.execution_traces import lacks_overloads
 from foretrace.graph.graph import chosen_step, cut_to_step
+from foretrace.graph.op import COMPILED_REGION, GENERATED_KERNELS
 from foretrace.platform.fabric import Fabric
 from foretrace.platform.platform import Platform
 from foretrace.platform.registry import load_platform
@@ -135,12 +136,20 @@ def what_if(
     )  # refuses contradictions before minutes of sketching
     where = load_platform(on, fabric=fabric)
     on_progress(Progress("reading"))
-    job = one_step(as_job(what, where.device.kind, None if shared else world), step, drop_gaps)
+    compile = next((change.value for change in read if change.name == "compile"), None)
+    rest = [change for change in read if change.name != "compile"]
+    ranks = None if shared else world
+    jobs = [one_step(as_job(what, where.device.kind, ranks), step, drop_gaps)] * 2
+    if compile is not None:
+        on_progress(Progress(f"sketching it with compile={compile}"))
+        jobs[1] = one_step(as_job(what, where.device.kind, ranks, compile), step, drop_gaps)
+    job, sides = jobs[0], (already, [*already, *rest])
     notes = [COMPARED] if any(graph.unprofiled.synced_ms or len(graph.kernels) for graph in job.graphs) else []
-    if any(change.name not in JOB_CHANGES for change in read):
+    if any(change.name not in JOB_CHANGES for change in rest):
         notes += [UNSEEN] if any(graph.collectives and lacks_overloads(list(graph.ops)) for graph in job.graphs) else []
         # An edited step holds its calls alone, without what a profile shows of them: then neither does the other.
-        job = replace(job, graphs=[flatten(graph) for graph in job.graphs])
+        jobs = [replace(one, graphs=[flatten(graph) for graph in one.graphs]) for one in jobs]
+        job = jobs[0]
         if any(change.name in RESIZABLE for change in read):  # refused before anything is predicted
             require_arguments(list(job.graphs[0].ops), job.graphs[0].source)
     said = [parse_size("batch", change.value)[1] for change in read if change.name == "batch"]
@@ -148,9 +157,10 @@ def what_if(
     seen = batch_size(job.graphs[0]) if recorded else None
     if seen and seen != recorded:
         notes.append(f"{OTHER_BATCH}{seen:,}, not of {recorded:,}: leave out /{recorded} to take that")
-    edited = EditedJob(job, recorded=recorded, on_stage=lambda stage: on_progress(Progress(stage)))
+    both = [EditedJob(one, recorded=recorded, on_stage=lambda stage: on_progress(Progress(stage))) for one in jobs]
+    edits = both if compile is not None else both[:1] * 2
     reports = list[StepReport]()
-    for side, words in zip(sides, ("as it is", "as it would be")):
+    for edited, side, words in zip(edits, sides, ("as it is", "as it would be")):
         made = edited.by(side)
         on_progress(Progress(f"predicting it {words}"))
         report = predict(made, where, kernels="model", gpus_per_node=gpus_per_node, drop_gaps=drop_gaps)
@@ -160,7 +170,19 @@ def what_if(
         after.notes.append(strange)
     if after.carried and any(change.name in ("batch", "seq") for change in read):
         notes.append(CARRIED_AS_IT_WAS)
+    notes += fusion_notes(jobs[1]) if compile is not None else []
     return WhatIf([str(change) for change in read], before, after, notes)
+
+
+def fusion_notes(job: Job) -> list[str]:
+    """What became of a step that is compiled: its programs and their generated kernels."""
+    ops = job.graphs[0].ops
+    programs = [op for op in ops if op.name == COMPILED_REGION]
+    if not programs:
+        return []
+    kernels = sum(op.name.startswith(GENERATED_KERNELS) for op in ops)
+    others = sum(value for op in programs for value in op.args[:1] if isinstance(value, int)) - kernels
+    return [f"compiled: {len(programs)} programs with {kernels} generated kernels and {others} calls of PyTorch"]
 
 
 def strange_batch(old: int | None, new: int | None, before_ms: float, after_ms: float) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from copy import copy
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest.mock import patch
@@ -25,7 +25,13 @@ from foretrace.files import gc_paused
 from foretrace.graph import MAX_RANKS, ForetraceError, Graph
 from foretrace.record.guard import RefusedError, SideEffects, guarded
 from foretrace.record.sketch.assumptions import STEP, WARM_UP
-from foretrace.record.sketch.compiled.regions import CompiledRegions, compiled_regions
+from foretrace.record.sketch.compiled.regions import (
+    COMPILE,
+    GRAPHED,
+    CompiledRegions,
+    compiled_regions,
+    outermost_modules,
+)
 from foretrace.record.sketch.cuda import pretended_cuda
 from foretrace.record.sketch.fake_step import FakeStepMode, FakeStepWatch, ModuleMover, readable
 from foretrace.record.sketch.libraries import LeftOut, eager_code_on_cuda, libraries_on_fake_tensors
@@ -41,7 +47,13 @@ NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException, Unsup
 """Errors of PyTorch where a call can't be traced without values."""
 
 
-def sketch(step_fn: Callable[[], Any], device: str | None = None, world: int | None = None, rank: int = 0) -> Graph:
+def sketch(
+    step_fn: Callable[[], Any],
+    device: str | None = None,
+    world: int | None = None,
+    rank: int = 0,
+    compile: str | None = None,
+) -> Graph:
     """The graph of a training step, without running it.
 
     The step is called on fake tensors, and nothing that it does reaches outside of this process: what it would write
@@ -58,6 +70,9 @@ def sketch(step_fn: Callable[[], Any], device: str | None = None, world: int | N
     world, rank
         Pretend to be this rank of a process group of this size: DDP and FSDP2 scripts are sketched as they are. Left
         out, there is none.
+    compile
+        Whether the step's models are compiled: ``"on"``, ``"reduce-overhead"``, or ``"off"``, whatever the step says
+        itself. Left out, what the step compiles is.
 
     >>> def build():
     ...     model = torch.nn.Linear(100_000, 100_000)  # 40 GB, were it real
@@ -72,8 +87,19 @@ def sketch(step_fn: Callable[[], Any], device: str | None = None, world: int | N
     """
     if not callable(step_fn):
         raise ForetraceError(f"{step_fn!r} is no function", "Give a function that does one training step.")
-    with pretending(device, world, rank) as pretence:
-        step = _warmed_up(step_fn, pretence.fake_step)
+    if compile not in (None, *COMPILE):
+        raise ForetraceError(f"{compile!r} is no way to compile", f"Say one of {', '.join(COMPILE)}.")
+    if compile in ("on", GRAPHED) and device != "cuda":
+        raise ForetraceError("models are compiled for a GPU only", 'Pretend one: device="cuda".')
+    with ExitStack() as stack:
+        pretence = stack.enter_context(pretending(device, world, rank, compile))
+        compiles = compile in ("on", GRAPHED)
+        with outermost_modules() if compiles else nullcontext(()) as models:
+            step = _warmed_up(step_fn, pretence.fake_step)
+        if compiles and not pretence.compiled.seen:
+            for model in models:
+                stack.enter_context(patch.object(model, "forward", torch.compile(model.forward)))
+            step()
         if pretence.group and pretence.group.reducing:
             step()
         pretence.left_out.reset()
@@ -123,7 +149,7 @@ class Pretence(NamedTuple):
 
 
 @contextmanager
-def pretending(device: str | None, world: int | None, rank: int) -> Iterator[Pretence]:
+def pretending(device: str | None, world: int | None, rank: int, compile: str | None = None) -> Iterator[Pretence]:
     """Fake tensors, a pretended GPU and a pretended process group; errors say why a step can't be sketched."""
     _check(device, world, rank)
     with ExitStack() as stack:
@@ -142,7 +168,7 @@ def pretending(device: str | None, world: int | None, rank: int) -> Iterator[Pre
         if device == "cuda":
             left_out = stack.enter_context(eager_code_on_cuda())
             gpu = stack.enter_context(pretended_cuda(fake_step.copied))
-        compiled = stack.enter_context(compiled_regions(gpu))
+        compiled = stack.enter_context(compiled_regions(gpu, compile))
         group = None
         if world is not None:
             from foretrace.record.sketch.process_group import pretended_group

@@ -14,6 +14,7 @@ import torch
 from foretrace.graph import ForetraceError, Graph
 from foretrace.graph.graph import cautions
 from foretrace.graph.op import COMPILED_REGION, GRAPH_LAUNCH
+from foretrace.record.sketch.compiled.inductor import program_of
 from foretrace.record.sketch.compiled.regions import compiled_regions
 from foretrace.record.sketch.cuda_api import gpu_is_visible
 from foretrace.record.sketch.sketch import sketch
@@ -162,6 +163,31 @@ def test_reduce_overhead_copies_what_has_moved_and_launches_a_graph_for_each_pro
     ]
     (copied,) = (op for op in ops[: launches[0]] if op.name == "aten::_foreach_copy_")
     assert [tensor.shape for tensor in copied.produced or copied.tensors[:1]] == [(4, 8)]
+
+
+@on_cuda
+@pytest.mark.parametrize("kind", ["", "model"])
+def test_a_step_can_be_sketched_compiled_or_not_whatever_it_says_itself(kind: str) -> None:
+    build = building(kind, "cuda")
+    compiled, graphed, eager = (sketch(build, "cuda", compile=how) for how in ("on", "reduce-overhead", "off"))
+    assert [op.phase for op in compiled.ops if op.name == COMPILED_REGION] == ["forward", "backward"]
+    assert len([op for op in graphed.ops if op.name == GRAPH_LAUNCH]) == 2
+    assert kernels(compiled) == kernels(graphed) and not kernels(eager)
+    assert names_and_shapes(eager) == names_and_shapes(sketch(building("", "cuda"), "cuda"))
+    assert not any("left out" in note for graph in (compiled, graphed, eager) for note in graph.notes)
+
+
+@on_cuda
+def test_the_step_that_is_watched_is_not_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    lowered: list[Any] = []
+
+    def counted(module: Any, options: dict[str, Any]) -> Any:
+        lowered.append(module)
+        return program_of(module, options)
+
+    monkeypatch.setattr("foretrace.record.sketch.compiled.dynamo.program_of", counted)
+    sketch(building("model", "cuda"), "cuda")
+    assert len(lowered) == 2, "forward and backward"
 
 
 @on_cuda

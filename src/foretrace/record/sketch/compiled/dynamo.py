@@ -39,7 +39,7 @@ from foretrace.record.sketch.compiled.inductor import (
     register_patterns,
 )
 from foretrace.record.sketch.compiled.program import Program
-from foretrace.record.sketch.compiled.regions import CompiledRegions, eager_regions
+from foretrace.record.sketch.compiled.regions import GRAPHED, CompiledRegions, eager_regions
 from foretrace.record.sketch.cuda import CPU, CUDA, FunctionsOnCuda, PretendedGpu
 
 dynamo: Any = torch._dynamo
@@ -124,6 +124,7 @@ class Compiler:
             callback = chosen(compiler)
             if not callable(callback):
                 return callback
+            self._regions.seen = True
 
             @wraps(callback)
             def trace(frame: Any, *rest: Any, **options: Any) -> Any:
@@ -252,12 +253,13 @@ class Compiler:
     def _lowering(self, compile_fx: Any) -> Any:
         @wraps(compile_fx)
         def compile(module: Any, inputs: Any, *rest: Any, **options: Any) -> Any:
-            settings = dict(options.get("config_patches") or {})
-            if any(settings.get(name) for name in AUTOTUNED):
-                self._regions.unmeasured = True
-                options["config_patches"] = {key: value for key, value in settings.items() if key not in AUTOTUNED}
-            if not rest:
-                options["inner_compile"] = self._lowered
+            if not rest and "inner_compile" not in options:  # it calls itself with the options of the mode set
+                settings = dict(options.get("config_patches") or {})
+                self._regions.unmeasured |= any(settings.get(name) for name in AUTOTUNED)
+                settings = {name: value for name, value in settings.items() if name not in AUTOTUNED}
+                if self._regions.wanted == GRAPHED:
+                    settings["triton.cudagraphs"] = True
+                options = {**options, "config_patches": settings, "inner_compile": self._lowered}
             with patch.object(self._labels, "hidden", True):
                 return compile_fx(module, inputs, *rest, **options)
 

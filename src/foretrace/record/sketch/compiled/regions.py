@@ -12,22 +12,34 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch.nn.modules import module as modules
 from torch.utils._python_dispatch import _disable_current_modes
 
+from foretrace.record.sketch import training
 from foretrace.record.sketch.cuda import PretendedGpu
+from foretrace.record.watch import context
 
 TOO_OLD = "PyTorch is older than 2.6"
 VISIBLE_GPU = "a GPU is visible: hide it, CUDA_VISIBLE_DEVICES="
 
 
+GRAPHED = "reduce-overhead"
+COMPILE = ("on", GRAPHED, "off")
+"""What a sketch may be asked to do with the step's models, whatever the step does itself."""
+
+
 class CompiledRegions:
     """Compiled functions that a sketch has called, and what became of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, wanted: str | None = None) -> None:
+        self.wanted = wanted
+        self.seen = False
+        """Whether the step has called a compiled function."""
         self._eager: dict[int, tuple[Any, str]] = {}
         self._failed: Counter[str] = Counter()
         self._not_captured: Counter[str] = Counter()
@@ -36,7 +48,7 @@ class CompiledRegions:
 
     def eager(self, compiler: Any, why: str) -> None:
         """Note a call of a compiled function that runs eagerly; each call of torch.compile has its own compiler."""
-        if callable(compiler):
+        if callable(compiler) and self.wanted != "off":
             self._eager[id(compiler)] = compiler, why  # referenced, so that its id stays unique
 
     def failed(self, why: str) -> None:
@@ -67,7 +79,7 @@ class CompiledRegions:
 
 
 @contextmanager
-def compiled_regions(gpu: PretendedGpu | None) -> Iterator[CompiledRegions]:
+def compiled_regions(gpu: PretendedGpu | None, wanted: str | None = None) -> Iterator[CompiledRegions]:
     """Compile what torch.compile returns, or has returned before, for a pretended GPU; without one it runs eagerly.
 
     >>> with compiled_regions(None) as regions:
@@ -76,13 +88,79 @@ def compiled_regions(gpu: PretendedGpu | None) -> Iterator[CompiledRegions]:
     >>> regions.notes
     ['torch.compile was left out: 1 compiled region is predicted as eager code']
     """
-    regions = CompiledRegions()
+    regions = CompiledRegions(wanted)
     with ExitStack() as stack:
         if "torch._dynamo" in sys.modules:
             stack.enter_context(_compiling(regions, gpu))
         elif hasattr(torch, "compile"):
             stack.enter_context(_once_loaded(lambda: _compiling(regions, gpu)))
         yield regions
+
+
+class ModuleHooks:
+    """Hooks of all modules that come and go while one pair of hooks stays.
+
+    TorchDynamo compiles anew where there are other hooks than before: a step that is watched must not differ from the
+    one before it.
+    """
+
+    def __init__(self) -> None:
+        self._before: list[Any] = []
+        self._after: list[Any] = []
+
+    @contextmanager
+    def staying(self) -> Iterator[None]:
+        """Register the pair, and let the hooks of a sketch be called by it."""
+        handles = [
+            modules.register_module_forward_pre_hook(self._enter),
+            modules.register_module_forward_hook(self._leave, always_call=True),
+        ]
+        with (
+            patch.object(context, "register_module_forward_pre_hook", self._adding(self._before)),
+            patch.object(context, "register_module_forward_hook", self._adding(self._after)),
+            patch.object(training, "register_module_forward_pre_hook", self._adding(self._before)),
+            patch.object(modules, "_has_any_global_hook", lambda: False, create=True),  # of which PyTorch warns
+        ):
+            try:
+                yield
+            finally:
+                for handle in handles:
+                    handle.remove()
+
+    def _adding(self, hooks: list[Any]) -> Callable[..., Any]:
+        def register(hook: Any, **options: Any) -> Any:
+            hooks.append(hook)
+            return SimpleNamespace(remove=lambda: hooks.remove(hook))
+
+        return register
+
+    def _enter(self, module: torch.nn.Module, inputs: Any) -> None:
+        if not torch.compiler.is_compiling():
+            for hook in self._before:
+                hook(module, inputs)
+
+    def _leave(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
+        if not torch.compiler.is_compiling():
+            for hook in self._after:
+                hook(module, inputs, output)
+
+
+@contextmanager
+def outermost_modules() -> Iterator[list[torch.nn.Module]]:
+    """The modules that are called meanwhile, but for those inside others."""
+    found: list[torch.nn.Module] = []
+    inside: set[int] = set()
+
+    def note(module: torch.nn.Module, inputs: Any) -> None:
+        if id(module) not in inside:
+            inside.update(map(id, module.modules()))
+            found.append(module)
+
+    handle = torch.nn.modules.module.register_module_forward_pre_hook(note)
+    try:
+        yield found
+    finally:
+        handle.remove()
 
 
 @contextmanager
@@ -109,7 +187,7 @@ def _once_loaded(begin: Callable[[], Any]) -> Iterator[None]:
 def _compiling(regions: CompiledRegions, gpu: PretendedGpu | None) -> Iterator[None]:
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         import_module("torch._dynamo.eval_frame")
-    if gpu is None:
+    if gpu is None or regions.wanted == "off":
         begin = eager_regions(regions, "")
     elif gpu.labels is None or not hasattr(torch.compiler, "set_stance"):
         begin = eager_regions(regions, VISIBLE_GPU if gpu.labels is None else TOO_OLD)
@@ -117,7 +195,7 @@ def _compiling(regions: CompiledRegions, gpu: PretendedGpu | None) -> Iterator[N
         with _disable_current_modes(), torch._C.DisableTorchFunction():
             from foretrace.record.sketch.compiled.dynamo import compiling_for
         begin = compiling_for(gpu, regions)
-    with begin:
+    with begin, ModuleHooks().staying():
         yield
 
 

@@ -1,0 +1,37 @@
+"""Compiled programs and CUDA graphs of a step, as the host pays for them."""
+
+from __future__ import annotations
+
+from foretrace.api import predict
+from foretrace.graph import Graph, Op, OpTable, Tensor
+from foretrace.graph.op import COMPILED_REGION, GRAPH_LAUNCH
+
+X, Y = (Tensor((64, 64), "float32", "cuda:0", (64, 1), id=n, storage=n) for n in range(2))
+KERNEL = Op("triton_poi_fused_relu_0", (X, Y, 4096, 0), outputs=(Y,), phase="forward")
+RELU = Op("aten::relu", (X,), outputs=(Y,), overload="default", phase="forward")
+
+
+def host_ms(*ops: Op) -> float:
+    """Of a step that the device is done with at once."""
+    return predict(Graph(OpTable.of(list(ops)))).step_ms
+
+
+def test_generated_kernels_of_a_program_cost_the_host_less_than_calls_of_python():
+    program = Op(COMPILED_REGION, (40, 3))
+    assert host_ms(program, *[KERNEL] * 40) < host_ms(*[KERNEL] * 40)
+
+
+def test_a_program_costs_the_host_to_enter_it_and_more_with_more_arguments():
+    few, many = (host_ms(Op(COMPILED_REGION, (1, count)), KERNEL) for count in (1, 1000))
+    assert few > host_ms(KERNEL) and many > few + 0.1
+
+
+def test_each_cuda_graph_is_launched_by_itself_and_the_calls_between_stay():
+    graph = Op(GRAPH_LAUNCH, (20,))
+    apart = host_ms(graph, *[RELU] * 20, *[RELU] * 20, graph, *[RELU] * 20)
+    assert host_ms(graph, *[RELU] * 20) < host_ms(*[RELU] * 20) < apart < host_ms(*[RELU] * 60)
+
+
+def test_the_notes_say_that_the_host_time_of_programs_is_estimated():
+    report = predict(Graph(OpTable.of([Op(COMPILED_REGION, (1, 2)), KERNEL])))
+    assert any("host time of 1 compiled program is estimated" in note for note in report.notes)
