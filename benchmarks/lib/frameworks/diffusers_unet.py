@@ -29,7 +29,7 @@ def main() -> None:
     average.to(accelerator.device)
     batch, width = (16, 768) if full else (2, 32)
     size = 64 if full else 8
-    for _ in range(10):
+    for _ in range(16):
         latents = torch.randn(batch, 4, size, size, device=accelerator.device)
         noise = torch.randn_like(latents)
         steps = torch.randint(0, 1000, (batch,), device=accelerator.device).long()
