@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from benchmarks.lib.workloads import Step, mlp
+from benchmarks.lib.zoo_tasks import TASKS
 
 CUDA = "cuda"
 
@@ -56,10 +57,10 @@ def classified(model: nn.Module, batch: int, side: int = 224, last: bool = False
     """Image classification."""
     model = model.to(CUDA, memory_format=torch.channels_last) if last else model.to(CUDA)
     x, labels = images(batch, side, last), torch.randint(0, 1000, (batch,), device=CUDA)
-    return trained(model.train(), lambda model: F.cross_entropy(_logits(model(x)), labels), **options)
+    return trained(model.train(), lambda model: F.cross_entropy(logits_of(model(x)), labels), **options)
 
 
-def _logits(found: Any) -> torch.Tensor:
+def logits_of(found: Any) -> torch.Tensor:
     return found if isinstance(found, torch.Tensor) else found.logits if hasattr(found, "logits") else found[0]
 
 
@@ -619,6 +620,7 @@ ZOO: dict[str, Callable[[], Step]] = {
     "rotary_checkpointed_b4_s2048": partial(rotary, 4, 2048, checkpointed=True),
     "eight_bits_16k": partial(eight_bits, 16384),
     "adafactor_b4_s512": partial(rotary, 4, 512, optimizer=torch.optim.Adafactor),
+    **TASKS,
 }  # fmt: skip
 """Steps by name, and how to build each on the current device."""
 
