@@ -27,11 +27,10 @@ from foretrace.calibration.timing.kernels import (
 )
 from foretrace.calibration.timing.workers import Workers, workers_for
 from foretrace.cost_models.kernels.families import HELD_OUT, case_number
-from foretrace.cost_models.kernels.features import channels_last
 from foretrace.graph import Op
 from foretrace.platform.measurements.kernels import SUFFIX, Batch
 
-NEW = {"grouped_convolutions": 5.0, "recurrent": 4.0, "decoding": 4.0, "resampling": 1.0}
+NEW = {"recurrent": 6.0, "decoding": 3.0, "fourier": 2.0, "linear_algebra": 3.0, "grid_sampling": 2.0}
 """Families of which every case is measured, with their shares of the time."""
 BATCH = 192
 HELD_OUT_SHARE = 0.12
@@ -39,21 +38,21 @@ SPREAD = 64
 """Numbers of a family's cases that one focused case is searched among."""
 
 
-def _half_channels_last(op: Op) -> bool:
-    """A convolution of 16 bits whose input and filter are channels-last."""
-    x, weight = op.tensors[1:3] if op.name.endswith("backward") else op.tensors[:2]
-    return x.itemsize == 2 and channels_last(x) and channels_last(weight) and len(x.shape) == 4
+def _is_turned(op: Op) -> bool:
+    """A transposed convolution."""
+    return op.args[7 if op.name.endswith("backward") else 6] is True
 
 
-def _broadcast(op: Op) -> bool:
-    shapes = [t.shape for t in op.tensors]
-    return len(shapes) > 1 and len(set(shapes)) > 1 and all(shapes)
+def _few(op: Op) -> bool:
+    """A batch of products with a side of a few numbers."""
+    return op.name in ("aten::bmm", "aten::baddbmm") and any(min(t.shape) <= 8 for t in op.tensors[-2:])
 
 
 FOCUS: dict[str, tuple[str, Callable[[Op], bool], float]] = {
-    "channels_last": ("convolutions", _half_channels_last, 5.0),
-    "eight_bits": ("matrix", lambda op: op.name == "aten::_scaled_mm", 1.0),
-    "broadcast": ("elementwise", _broadcast, 1.0),
+    "volumes": ("convolutions", lambda op: len(op.tensors[0].shape) == 5, 2.0),
+    "turned": ("convolutions", _is_turned, 2.0),
+    "experts": ("matrix", lambda op: op.name == "aten::_grouped_mm", 1.0),
+    "few": ("matrix", _few, 1.0),
 }
 """Kinds of calls: their family, how to tell them, and their share of the time."""
 
@@ -104,7 +103,7 @@ def main() -> None:
             out = given.out / "heldout" if series else given.out
             out.mkdir(parents=True, exist_ok=True)
             minutes = given.minutes * part
-            for focus in ("eight_bits", "broadcast", "channels_last"):  # workers start meanwhile
+            for focus in reversed(FOCUS):  # workers start meanwhile
                 seconds = 60 * minutes * FOCUS[focus][2] / whole
                 begun = time.monotonic()
                 count = measure_focus(focus, out, device, seconds, series, workers)

@@ -226,7 +226,10 @@ def _within(sizes: list[int], most: int) -> tuple[int, int, int]:
 
 
 def _batched_sizes(draw: Draw) -> tuple[int, int, int, int]:
-    m, n, k = _within([draw.size(4, 2048) for _ in range(3)], draw.most)
+    sizes = [draw.size(4, 2048) for _ in range(3)]
+    if draw.chance(0.15):  # a few numbers a sample: maps of points, mixtures of a few
+        sizes[draw.random.randrange(3)] = draw.whole(1, 8)
+    m, n, k = _within(sizes, draw.most)
     largest = max(m * n, n * k, m * k)
     return draw.size(1, max(1, min(16384, draw.most // largest))), m, n, k
 
