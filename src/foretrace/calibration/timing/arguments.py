@@ -251,7 +251,43 @@ def softmax_backward(log: bool) -> Callable[[Call], None]:
 
 _SAVED = ("out", "logsumexp", "cum_seq_q", "cum_seq_k", "max_q", "max_k", "philox_seed", "philox_offset")
 
+
+def well_conditioned(call: Call) -> None:
+    """A matrix that can be decomposed: of large and positive eigenvalues."""
+    a = call.args[0]
+    if a.shape[-2] == a.shape[-1]:
+        a.copy_((a + a.mT) / 2)
+        a.diagonal(dim1=-2, dim2=-1).add_(4.0 * a.shape[-1] ** 0.5)
+
+
+def grid(call: Call) -> None:
+    """Points all over the image, as a map that turns and shifts it makes them."""
+    where = call["grid"]
+    sides = [torch.linspace(-1, 1, size, device=call.device) for size in where.shape[1:-1]]
+    points = torch.stack(torch.meshgrid(*sides, indexing="ij")[::-1], -1)
+    where.copy_(points + 0.05 * torch.randn_like(points))
+
+
 PREPARE: dict[str, Callable[[Call], None]] = {
+    **dict.fromkeys(
+        (
+            "aten::linalg_cholesky_ex",
+            "aten::linalg_inv_ex",
+            "aten::_linalg_solve_ex",
+            "aten::linalg_solve_triangular",
+            "aten::_linalg_eigh",
+        ),
+        well_conditioned,
+    ),
+    **dict.fromkeys(
+        (
+            "aten::grid_sampler_2d",
+            "aten::grid_sampler_2d_backward",
+            "aten::cudnn_grid_sampler",
+            "aten::cudnn_grid_sampler_backward",
+        ),
+        grid,
+    ),
     "aten::_embedding_bag": bag,
     "aten::_embedding_bag_backward": bag_backward,
     "aten::embedding": rows_of("weight", "indices"),

@@ -14,7 +14,7 @@ from tests.narrowing import instance, present
 
 NOT_ON_META = (
     "aten::_unique2", "aten::nonzero", "aten::_fused_sgd_", "aten::_local_scalar_dense", "aten::_coalesce",
-    "aten::bincount", "aten::_cudnn_rnn_backward",
+    "aten::bincount", "aten::_cudnn_rnn_backward", "aten::cudnn_grid_sampler", "aten::cudnn_grid_sampler_backward",
 )  # fmt: skip
 """Calls whose output shapes depend on values, or that have no meta implementation."""
 

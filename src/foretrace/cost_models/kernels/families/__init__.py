@@ -43,6 +43,9 @@ CLASSES = {
     "decoding": ("decoding.Decoding", "attention"),
     "resampling": ("resampling.Resampling", "pool|upsample"),
     "recurrent": ("recurrent.Recurrent", "_rnn"),
+    "fourier": ("fourier.Fourier", "_fft_"),
+    "linear_algebra": ("linear_algebra.LinearAlgebra", "linalg|cholesky"),
+    "grid_sampling": ("grid_sampling.GridSampling", "grid_sampler"),
     "fills": ("fills.Fills", "fill|full|zero|ones|scalar_tensor|arange|linspace|eye|_indices"),
     "compiled": ("compiled.Compiled", "^(?!aten::)"),
 }
