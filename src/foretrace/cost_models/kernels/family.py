@@ -13,6 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from foretrace.cost_models.kernels.features import tensors_of
 from foretrace.cost_models.kernels.roofline import Work
 from foretrace.graph import Indices, Op, Tf32
@@ -21,6 +24,8 @@ from foretrace.platform.measurements.cases import Case, Draw
 
 if TYPE_CHECKING:
     from foretrace.cost_models.kernels.kernel_names import TiledKernel
+
+Floats = NDArray[np.float64]
 
 PYTORCH_NAMESPACES = ("aten::", "prims::", "c10d::", "higher_order::")
 """Prefixes of PyTorch's own ops, which are no custom kernels."""
@@ -115,6 +120,10 @@ class Family:
     def kernel_traits(self, kernels: Sequence[str]) -> tuple[float, ...]:
         """What the kernel names of a measured call say that helps to predict others; estimators learn to guess it."""
         return ()
+
+    def repeats(self, features: Floats) -> Floats:
+        """How often each call, a row of features, goes through the same kernels: once, but where it is a loop."""
+        return np.ones(len(features))
 
     def main_kernel(self, kernels: Sequence[str]) -> TiledKernel | None:
         """The kernel that did the work of a measured call, for families whose library selects among many."""

@@ -91,7 +91,7 @@ def fit_family(family: Family, calls: Dataset) -> tuple[FamilyModel, dict[str, A
     best = min(scores, key=lambda kind: scores[kind]["gmae"])
     error_range = ErrorRange.of(calls, *held_out[best])
     estimator = _fit_estimators(family, calls)[best]
-    sequences = KernelSequences().fit(calls)
+    sequences = KernelSequences(family).fit(calls)
     roof, support = float(calls.roof_us.max()), Support.of(calls.features)
     model = FamilyModel(family, estimator, error_range, sequences, roof, support)
     others = {kind: score["gmae"] for kind, score in scores.items() if kind != best}

@@ -46,62 +46,106 @@ MAX_EXTRAPOLATION = 2.0
 """A call may have so many times more work than any measured one and still be answered by the model."""
 MIN_SEEN = 3
 """Kernel sequences that were seen less often are not learned."""
+MAX_TIMES = 64.0
+"""How often a kernel may run in a turn of a call's loop, according to a file."""
 MAX_LEAVES = 1000
 """Leaves of the tree that selects kernel sequences."""
 
 
 class KernelSequences:
     """The kernels a call launches, in order, and their shares of its time: a decision tree from features to
-    sequences."""
+    sequences. Kernels that a call goes through again and again are one of its sequence."""
+
+    def __init__(self, family: Family) -> None:
+        self.family = family
 
     def fit(self, calls: Dataset) -> Self:
         """Learn which sequence goes with which features."""
         from sklearn.tree import DecisionTreeClassifier
 
-        sequences = [tuple(short_name(name) for name, _ in repeat) for repeat in calls.kernels]
-        counts = Counter(sequences)
-        common = [seen for seen, count in counts.most_common() if count >= MIN_SEEN]
-        self.kernels_ = common or [counts.most_common(1)[0][0]]
-        self.shares_ = _mean_shares(self.kernels_, sequences, calls.kernels)
-        code = {sequence: place for place, sequence in enumerate(self.kernels_)}
-        known = np.array([code.get(sequence, -1) for sequence in sequences])
+        repeats = self.family.repeats(calls.features).tolist()
+        seen = [_folded(repeat, count) for repeat, count in zip(calls.kernels, repeats)]
+        counts = Counter(sequence for sequence, _ in seen)
+        common = [sequence for sequence, count in counts.most_common() if count >= MIN_SEEN]
+        common = common or [counts.most_common(1)[0][0]]
+        self.kernels_ = [tuple(name for name, _ in sequence) for sequence in common]
+        self.times_ = [tuple(times for _, times in sequence) for sequence in common]
+        self.shares_ = _mean_shares(common, seen)
+        code = {sequence: place for place, sequence in enumerate(common)}
+        known = np.array([code.get(sequence, -1) for sequence, _ in seen])
         learned = DecisionTreeClassifier(max_leaf_nodes=MAX_LEAVES, random_state=7)
         learned.fit(calls.features[known >= 0], known[known >= 0])
         self.tree_ = Forest.of([_nested(learned.tree_, learned.classes_, 0)])
         return self
 
-    def predict(self, features: Floats) -> NDArray[np.int64]:
-        """The number of the sequence that each row launches."""
-        return self.tree_.predict(features).astype(np.int64)
+    def predict(self, features: Floats) -> list[tuple[tuple[str, ...], tuple[float, ...]]]:
+        """The kernels that each row launches, and their shares of its time."""
+        numbers = self.tree_.predict(features).astype(np.int64).tolist()
+        found = []
+        for number, repeats in zip(numbers, self.family.repeats(features).tolist()):
+            kernels, shares, times = self.kernels_[number], self.shares_[number], self.times_[number]
+            if any(times):
+                copies = [max(1, round(each * repeats)) for each in times]
+                kernels = tuple(name for name, count in zip(kernels, copies) for _ in range(count))
+                shares = tuple(share / count for share, count in zip(shares, copies) for _ in range(count))
+            found.append((kernels, shares))
+        return found
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The tree and the names, for a file."""
-        text = json.dumps({"kernels": self.kernels_, "shares": self.shares_})
+        text = json.dumps({"kernels": self.kernels_, "times": self.times_, "shares": self.shares_})
         return {**self.tree_.arrays("pattern"), "pattern.sequences": np.frombuffer(text.encode(), np.uint8)}
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], family: Family) -> Self:
         """The sequences that `arrays` came from; ``columns`` among the arrays names the features."""
-        made = cls()
+        made = cls(family)
         known = json.loads(arrays["pattern.sequences"].tobytes())
         made.kernels_ = [tuple(sequence) for sequence in known["kernels"]]
         made.shares_ = [tuple(shares) for shares in known["shares"]]
+        made.times_ = [
+            tuple(map(float, times)) for times in known.get("times", [[0.0] * len(k) for k in made.kernels_])
+        ]
         made.tree_ = Forest.from_arrays(arrays, "pattern", len(arrays["columns"]))
         leaves = made.tree_.threshold[made.tree_.feature < 0]
-        if not ((leaves >= 0) & (leaves < len(made.kernels_))).all() or len(made.shares_) != len(made.kernels_):
+        counts = [[len(each) for each in part] for part in (made.kernels_, made.shares_, made.times_)]
+        if not ((leaves >= 0) & (leaves < len(made.kernels_))).all() or not counts[0] == counts[1] == counts[2]:
             raise ValueError("the sequences of kernels and the tree that selects them do not fit")
+        if not all(0 <= each <= MAX_TIMES for times in made.times_ for each in times):
+            raise ValueError("its kernels run again and again too often")
         return made
 
 
+Sequence_ = tuple[tuple[str, float], ...]
+"""Kernels, each with how often it runs in a turn of the call's loop; 0 for one that runs once."""
+
+
+def _folded(repeat: Repeat, turns: float) -> tuple[Sequence_, tuple[float, ...]]:
+    """The kernels of a call and their microseconds; those of a loop of several turns as one each.
+
+    >>> _folded([("gemm", 2.0), ("cell", 1.0), ("gemm", 2.0), ("cell", 1.0), ("copy", 3.0)], turns=2)
+    ((('gemm', 1.0), ('cell', 1.0), ('copy', 0.0)), (4.0, 2.0, 3.0))
+    """
+    names = [short_name(name) for name, _ in repeat]
+    if turns <= 1:
+        return tuple((name, 0.0) for name in names), tuple(us for _, us in repeat)
+    total: defaultdict[str, float] = defaultdict(float)
+    for name, (_, us) in zip(names, repeat):
+        total[name] += us
+    count = Counter(names)
+    looped = {name: round(4 * count[name] / turns) / 4 if count[name] >= turns else 0.0 for name in total}
+    return tuple((name, looped[name]) for name in total), tuple(total.values())
+
+
 def _mean_shares(
-    wanted: Sequence[tuple[str, ...]], sequences: Sequence[tuple[str, ...]], repeats: Sequence[Repeat]
+    wanted: Sequence[Sequence_], seen: Sequence[tuple[Sequence_, tuple[float, ...]]]
 ) -> list[tuple[float, ...]]:
     """Mean share of each kernel of a sequence in the time of all."""
-    seen = defaultdict(list)
-    for sequence, repeat in zip(sequences, repeats):
-        total = sum(us for _, us in repeat) or 1.0
-        seen[sequence].append([us / total for _, us in repeat])
-    return [tuple(np.mean(seen[sequence], axis=0).round(4).tolist()) for sequence in wanted]
+    shares = defaultdict(list)
+    for sequence, us in seen:
+        total = sum(us) or 1.0
+        shares[sequence].append([each / total for each in us])
+    return [tuple(np.mean(shares[sequence], axis=0).round(4).tolist()) for sequence in wanted]
 
 
 def _nested(tree: Any, classes: NDArray[Any], node: int) -> dict[str, Any]:
@@ -187,7 +231,8 @@ class FamilyModel:
             module, _, kind = ESTIMATORS[str(arrays["kind"])].rpartition(".")
             estimator = getattr(import_module(f"foretrace.cost_models.kernels.{module}"), kind).from_arrays(arrays)
             most = float(finite(arrays, "most_roof_us"))
-            errors, sequences = ErrorRange.from_arrays(arrays, estimator.signals), KernelSequences.from_arrays(arrays)
+            errors = ErrorRange.from_arrays(arrays, estimator.signals)
+            sequences = KernelSequences.from_arrays(arrays, family)
             return cls(family, estimator, errors, sequences, most, Support.from_arrays(arrays))
         except (OSError, ValueError, LookupError, TypeError, EOFError, BadZipFile, zlib.error) as error:
             raise ForetraceError(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from foretrace.cost_models.kernels.family import CallContext, Description, Family
+import numpy as np
+
+from foretrace.cost_models.kernels.family import CallContext, Description, Family, Floats
 from foretrace.cost_models.kernels.features import (
     alignment,
     argument,
@@ -85,6 +87,11 @@ class Recurrent(Family):
     def may_use_tf32(self, settings: Tf32) -> bool:
         """cuDNN's setting, which convolutions follow as well."""
         return settings.convolutions
+
+    def repeats(self, features: Floats) -> Floats:
+        """Once for each step, layer and direction."""
+        steps, layers, directions = (features[:, self.columns.index(c)] for c in ("steps", "layers", "directions"))
+        return np.round(2.0**steps) * layers * directions
 
     def case(self, draw: Draw) -> Case:
         """A random network over a batch of sequences, or its gradient."""
