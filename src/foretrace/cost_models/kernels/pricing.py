@@ -7,9 +7,11 @@ a roofline.
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -40,6 +42,8 @@ UNKNOWN_SHARE = 0.5
 """Share of a tensor that is taken to be in the cache if its last use is unknown."""
 USABLE_SHARE = 0.5
 """Share of the cache that holds different data: each half of a GPU's L2 keeps its own copy of what both need."""
+STREAMING = re.compile(r"mm$|convolution|attention|_rnn")
+"""Ops on Tensor Cores: a sum of the gradient that a product has just read takes as long as with a cold cache."""
 RETAINED_GAIN = 0.8
 """Share of the gain of an immediate repeat that a call has if its inputs are in the cache: other kernels ran in
 between, whose code and constants replaced its own in the smaller caches. With these two, the calls of twelve recorded
@@ -97,7 +101,8 @@ def price_kernels(graph: Graph, rows: NDArray[np.int32], platform: Platform) -> 
 def l2_residency(ops: Sequence[Op], cache_bytes: float) -> Floats:
     """For each op, the share of the bytes it reads that were touched so recently that the cache holds them.
 
-    A tensor stays until as many other bytes as the cache can use were touched after it.
+    A tensor stays until as many other bytes as the cache can use were touched after it. Operands of products are
+    streamed through the cache, and do not stay for having been read.
     """
     usable, touched = USABLE_SHARE * cache_bytes, 0.0
     last: dict[int, float] = {}
@@ -125,8 +130,19 @@ def l2_residency(ops: Sequence[Op], cache_bytes: float) -> Floats:
                 sizes[storage] = size
         sizes.pop(-1, None)
         touched += sum(sizes.values())
-        last.update(dict.fromkeys(sizes, touched))
+        kept = {tensor.storage for tensor in op.produced} & sizes.keys() if _streams(op.name) else sizes
+        last.update(dict.fromkeys(kept, touched))
     return np.array(result)
+
+
+@cache
+def _streams(name: str) -> bool:
+    """Whether an op is a product of matrices, a convolution or attention.
+
+    >>> _streams("aten::addmm"), _streams("aten::sum")
+    (True, False)
+    """
+    return STREAMING.search(name) is not None
 
 
 def _timed_calls(
@@ -269,10 +285,10 @@ def _by_model(
     low = np.where(guess, np.minimum(low, fallback.low * us), low)
     high = np.where(guess, np.maximum(high, fallback.high * us), high)
     if method.one_kernel:
-        sequences, shares = [(calls.op[which],) for which in calls.which], [(1.0,)] * len(us)
+        launched: list[tuple[tuple[str, ...], tuple[float, ...]]] = [((name,), (1.0,)) for name in calls.op]
     else:
-        number = model.sequences.predict(features)[calls.which].tolist()
-        sequences, shares = ([each[n] for n in number] for each in (model.sequences.kernels_, model.sequences.shares_))
+        launched = model.sequences.predict(features)
+    sequences, shares = zip(*(launched[which] for which in calls.which))
     call = np.repeat(np.arange(len(us)), [len(sequence) for sequence in sequences])
     share = np.array([part for parts in shares for part in parts])
     return KernelCosts(
