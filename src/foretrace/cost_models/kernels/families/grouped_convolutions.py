@@ -43,12 +43,15 @@ class GroupedConvolutions(Convolutions):
 def _grouped(draw: Draw) -> Layer:
     """ResNeXt's many narrow groups, RegNet's few wide ones."""
     groups = draw.one((2, 3, 4, 8, 11, 16, 32, 64))
-    width = draw.one([each for each in GROUP_WIDTHS if each * groups <= 4096])
+    width = draw.one([each for each in GROUP_WIDTHS if each * groups <= max(4 * groups, min(4096, draw.most // 64))])
     return Layer(groups * width, groups * width, 3, draw.one((1, 1, 2)), 1, groups, image_side(draw), biased=False)
 
 
 def _dilated(draw: Draw) -> Layer:
     """A window with holes: segmentation heads, and the last stages of their backbones."""
     dilation = draw.one((2, 2, 4, 6, 12, 18, 24))
-    inner, outer = draw_channels(draw, 64, 2048), draw_channels(draw, 64, 512)
+    inner, outer = (
+        draw_channels(draw, 64, min(2048, draw.most // 64)),
+        draw_channels(draw, 64, min(512, draw.most // 256)),
+    )
     return Layer(inner, outer, 3, 1, dilation, 1, draw.whole(16, 96), biased=False, dilation=dilation)

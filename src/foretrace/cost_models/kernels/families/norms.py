@@ -51,7 +51,7 @@ class Norms(Family):
     share = 4
     ops = (*BY_ROW, *BY_GROUP, *BY_CHANNEL)
     columns = ("op", "dtype", "weight_dtype", "weights", "bytes", "groups", "length", "inside", "length_aligned",
-               "inside_aligned", "channels_last", "dense", "other_dense", "batch", "channels", "mask", "training",
+               "inside_aligned", "channels_last", "order", "other_order", "batch", "channels", "mask", "training",
                "waves", "ragged", "row_waves", "row_ragged", "each", "length_bytes", "column_blocks", "column_depth",
                "column_ragged", "tall", "last_blocks", "last_depth", "total", "filled", "trips", "roof")  # fmt: skip
 
@@ -93,7 +93,7 @@ class Norms(Family):
         features = [
             self.op_codes[op.name], dtype_code(source.dtype), dtype_code(weights[0].dtype) if weights else -1,
             len(weights), log(numel * item), log(groups), log(length), log(inside), alignment(int(length)),
-            alignment(int(inside)), last, is_contiguous(source), is_contiguous(other),
+            alignment(int(inside)), last, _order(source), _order(other),
             log(source.shape[0] if source.shape else 1), log(channels), bitmask(mask) if backward else -1,
             any(a is True for a in op.args), log(waves), wave_quantization(waves), log(row_waves),
             wave_quantization(row_waves), log(length / BLOCK), log(length * item), log(columns * 2 * sms),
@@ -133,6 +133,16 @@ def _channels_last_blocks(channels: int, samples: int, backward: bool) -> tuple[
 
 def _power_below(number: int) -> int:
     return 1 << (max(1, number).bit_length() - 1)
+
+
+def _order(tensor: Tensor) -> int:
+    """2 for a contiguous tensor; 1 where at least its rows are, so that a copy of it is fast; 0 for others.
+
+    >>> [_order(Tensor((4, 8, 16), "float32", stride=s)) for s in ((128, 16, 1), (16, 64, 1), (128, 1, 8))]
+    [2, 1, 0]
+    """
+    rows = tensor.stride is None or not tensor.stride or tensor.stride[-1] == 1
+    return is_contiguous(tensor) + rows
 
 
 # Cases to measure
