@@ -3,8 +3,9 @@ from __future__ import annotations
 import time
 
 from foretrace._progress import Progress
-from foretrace.cli import progress
-from foretrace.cli.progress import progress_bar, working
+from foretrace.cli import options, progress
+from foretrace.cli.options import working
+from foretrace.cli.progress import progress_bar
 
 
 def test_without_progress_nothing_is_shown(capsys):
@@ -52,7 +53,7 @@ def test_what_is_done_soon_shows_no_spinner(capsys, monkeypatch):
 
 def test_what_takes_a_while_shows_what_it_is(capsys, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setattr(progress, "DELAY_S", 0.0)
+    monkeypatch.setattr(options, "DELAY_S", 0.0)
     with working("reading"):
         time.sleep(0.3)
     assert "reading" in capsys.readouterr().err

@@ -7,8 +7,20 @@ from typing import Annotated
 
 import typer
 
-from foretrace.cli.options import Batch, Dtype, First, Last, Obfuscate, Only, Ops, Phase, Ranks, Without, replay_choices
-from foretrace.cli.progress import working
+from foretrace.cli.options import (
+    Batch,
+    Dtype,
+    First,
+    Last,
+    Obfuscate,
+    Only,
+    Ops,
+    Phase,
+    Ranks,
+    Without,
+    replay_choices,
+    working,
+)
 
 
 def benchmark(

@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from foretrace.cli.options import AsJson, Top
-from foretrace.cli.progress import working
+from foretrace.cli.options import AsJson, Top, working
 
 
 def diff(

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from foretrace.cli.options import check_outputs
-from foretrace.cli.progress import working
+from foretrace.cli.options import check_outputs, working
 
 
 def export(

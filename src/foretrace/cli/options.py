@@ -1,10 +1,12 @@
-"""Options that several subcommands share, how their values are read, and the check of paths that are to be written."""
+"""What subcommands share: options, how their values are read, the check of paths to write, and a word on long work."""
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from glob import glob, has_magic
 from itertools import combinations
 from pathlib import Path
@@ -15,6 +17,9 @@ import typer
 if TYPE_CHECKING:
     from foretrace.output import OutputKind
     from foretrace.replay import Choices
+
+DELAY_S = 1.0
+"""What takes no longer is not said."""
 
 What = Annotated[
     list[str],
@@ -242,3 +247,27 @@ def _paths(inputs: Iterable[str | Path | None]) -> Iterator[Path]:
             yield from (Path(word) for word in given.split() if Path(word).exists())
         elif has_magic(given):
             yield from map(Path, glob(given, recursive=True))  # noqa: PTH207 - of absolute ones too
+
+
+@contextmanager
+def working(text: str) -> Iterator[None]:
+    """Say what is being done, once it has taken a while; what is done soon imports nothing for it."""
+    done = threading.Event()
+
+    def say() -> None:
+        if done.wait(DELAY_S):
+            return
+        from foretrace._progress import Progress
+        from foretrace.cli.progress import progress_bar
+
+        with progress_bar() as on_progress:
+            on_progress(Progress(text))
+            done.wait()
+
+    saying = threading.Thread(target=say, daemon=True)
+    saying.start()
+    try:
+        yield
+    finally:
+        done.set()
+        saying.join()

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from foretrace._progress import OnProgress, Progress
 
-DELAY_S = 1.0
-"""What takes no longer shows no spinner."""
 LOG_EVERY_S = 10.0
 """Between two lines in a log."""
 
@@ -49,26 +47,6 @@ def progress_bar(hidden: bool = False) -> Iterator[OnProgress]:
             bar.update(bar.task_ids[0], description=escape(text), completed=done, total=of or None)
 
         yield show
-
-
-@contextmanager
-def working(text: str) -> Iterator[None]:
-    """Show what is being done, once it has taken a while."""
-    from foretrace._progress import Progress
-
-    with progress_bar() as on_progress:
-        if not _is_terminal():
-            on_progress(Progress(text))
-            yield
-            return
-        timer = threading.Timer(DELAY_S, on_progress, [Progress(text)])
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
-            timer.join()
 
 
 def _is_terminal() -> bool:

@@ -21,8 +21,8 @@ from foretrace.cli.options import (
     Top,
     Without,
     replay_choices,
+    working,
 )
-from foretrace.cli.progress import working
 from foretrace.replay.harness import MAX_SLOW_HOST
 
 

@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from foretrace.cli.options import AsJson, Html, Top, check_outputs, rank_numbers
-from foretrace.cli.progress import working
+from foretrace.cli.options import AsJson, Html, Top, check_outputs, rank_numbers, working
 
 
 def show(

@@ -21,7 +21,6 @@ from foretrace.graph.tables import SYNC, Floats, Ints, Longs, Small, distinct
 from foretrace.platform.device import CudaGraphCosts
 from foretrace.platform.platform import Platform, read_host
 from foretrace.platform.registry import folder_of_device
-from foretrace.prediction.compiled_regions import members, spans, with_compiled_regions, with_graph_launches
 from foretrace.prediction.device_work import DeviceWork, device_work
 from foretrace.simulation.task_graph import T1, T2, T3, T4, T5
 
@@ -133,17 +132,10 @@ def price_step(
     calls, count = step.calls, len(step.rows)
     work, notes = device_work(step, platform, kernels)
     host = price_host(calls, np.arange(count, dtype=np.int32), work.launches(count), platform.host)
-    regions = spans(graph, step, COMPILED_REGION)
-    if regions:
-        host = with_compiled_regions(host, regions, calls)
-        programs = "1 compiled program" if len(regions) == 1 else f"{len(regions):,} compiled programs"
-        notes = [*notes, f"the host time of {programs} is estimated from constants that no machine was measured for"]
-    graphs = spans(graph, step, GRAPH_LAUNCH)
-    inside = members(graphs, count)
-    if graphs:
-        host, launched = with_graph_launches(host, graphs, work.call, platform.host.before.forward_call)
-        one = "one CUDA graph; its cost" if len(graphs) == 1 else f"{len(graphs)} CUDA graphs; their cost"
-        notes = [*notes, f"{launched:,} kernels are {one}: {CudaGraphCosts.shipped().provenance}"]
+    inside = np.zeros(count, bool)
+    if graph.ops.names.matching((COMPILED_REGION, GRAPH_LAUNCH).__contains__).any():
+        host, inside, more = _with_programs(graph, step, host, work, platform)
+        notes = [*notes, *more]
     durations = _durations(host, _timed_whole(work, platform))
     gaps = None
     measured = len(graph.kernels) > 0 or bool(graph.host_gaps)
@@ -164,6 +156,25 @@ def price_step(
         stream=_streams(work, count),
         captured=inside,
     ), notes
+
+
+def _with_programs(
+    graph: Graph, step: DispatchedCalls, host: HostCosts, work: DeviceWork, platform: Platform
+) -> tuple[HostCosts, NDArray[np.bool_], list[str]]:
+    """Host costs where calls are made by compiled programs and CUDA graphs, which calls are in graphs, and notes."""
+    from foretrace.prediction.compiled_regions import members, spans, with_compiled_regions, with_graph_launches
+
+    notes = []
+    regions, graphs = (spans(graph, step, mark) for mark in (COMPILED_REGION, GRAPH_LAUNCH))
+    if regions:
+        host = with_compiled_regions(host, regions, step.calls)
+        programs = "1 compiled program" if len(regions) == 1 else f"{len(regions):,} compiled programs"
+        notes.append(f"the host time of {programs} is estimated from constants that no machine was measured for")
+    if graphs:
+        host, launched = with_graph_launches(host, graphs, work.call, platform.host.before.forward_call)
+        one = "one CUDA graph; its cost" if len(graphs) == 1 else f"{len(graphs)} CUDA graphs; their cost"
+        notes.append(f"{launched:,} kernels are {one}: {CudaGraphCosts.shipped().provenance}")
+    return host, members(graphs, len(step.rows)), notes
 
 
 def _carried_over(
