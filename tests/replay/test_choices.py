@@ -94,8 +94,9 @@ def test_no_operator_of_the_allowed_namespaces_takes_a_path() -> None:
         for name in dir(getattr(torch.ops, namespace)):
             packet = getattr(getattr(torch.ops, namespace), name)
             for overload in packet.overloads() if hasattr(packet, "overloads") else ():
-                arguments = {argument.name for argument in getattr(packet, overload)._schema.arguments}
-                if arguments & {"filename", "path", "file"}:
+                schema = getattr(packet, overload)._schema
+                words = {argument.name for argument in schema.arguments if "str" in str(argument.type)}
+                if words & {"filename", "path", "file"}:  # einsum's path is a list of numbers
                     assert operator_path(f"{namespace}::{name}", overload) is None
 
 
