@@ -205,22 +205,22 @@ def match_units(a: Sequence[Unit], b: Sequence[Unit]) -> list[tuple[Span, str]]:
     Units that are the same are in none, nor are those that only one side has. Empty where the steps are of different
     models.
     """
-    told = all(any(unit.module for unit in units) for units in (a, b))
+    has_modules = all(any(unit.module for unit in units) for units in (a, b))
     found = list[tuple[Span, str]]()
     optimizers = _other_optimizer(a, b) or ([], [])
     if optimizers[0]:
         found.append((optimizers, "position"))
     ours, theirs = set(optimizers[0]), set(optimizers[1])
     rest = [i for i in range(len(a)) if i not in ours], [j for j in range(len(b)) if j not in theirs]
-    names = [[(unit[i].module if told else "", unit[i].name) for i in some] for unit, some in zip((a, b), rest)]
+    names = [[(unit[i].module if has_modules else "", unit[i].name) for i in some] for unit, some in zip((a, b), rest)]
     pairs = _gathered(common_subsequence(*names), *names)
     same = [rest[0][i] for i, _ in pairs]
     for gap in _gaps(rest, pairs):
-        for span, how in _by_module(a, b, gap) if told else [(gap, "position")]:
+        for span, how in _by_module(a, b, gap) if has_modules else [(gap, "position")]:
             more, replaced = _matched_gap(a, b, span)
             same += more
             found += [(each, how) for each in replaced]
-    return found if _of_one_model(a, b, [a[i] for i in same], told) else []
+    return found if _of_one_model(a, b, [a[i] for i in same], has_modules) else []
 
 
 def _other_optimizer(a: Sequence[Unit], b: Sequence[Unit]) -> Span | None:

@@ -141,7 +141,7 @@ UNKNOWN = """\
     model = ...  # as {name} builds it, on device "cuda"
     optimizer = torch.optim.AdamW(model.parameters())
     batch = ...  # made up: torch.randint(0, 50257, (8, 1024), device="cuda")"""
-USUAL = """\
+TYPICAL_BODY = """\
         loss = model(batch)
         loss.backward()
         optimizer.step()
@@ -170,7 +170,7 @@ def suggested_step(source: str, name: str) -> str:
         tree = ast.Module([], [])
     loop = _training_loop(tree)
     if loop is None:
-        return STEP.format(before=UNKNOWN.format(name=name), body=USUAL)
+        return STEP.format(before=UNKNOWN.format(name=name), body=TYPICAL_BODY)
     lines = source.splitlines()
     body = dedent("\n".join(lines[loop.body[0].lineno - 1 : loop.body[-1].end_lineno]))
     before = []

@@ -225,8 +225,8 @@ def _recorded_sizes(found: WhatIf) -> Iterator[Fact]:
             source = "as you said" if stated else f"as found in the step; {name}={new}/OLD says otherwise"
             from foretrace.whatif.what_if import OTHER_BATCH
 
-            doubt = next((note for note in found.notes if stated and note.startswith(OTHER_BATCH)), "")
-            source = f"{source}, but {doubt}" if doubt and name == "batch" else source
+            caution = next((note for note in found.notes if stated and note.startswith(OTHER_BATCH)), "")
+            source = f"{source}, but {caution}" if caution and name == "batch" else source
             yield name, f"{note.removeprefix(start)} → {int(new):,}", source
 
 

@@ -228,8 +228,8 @@ def whatif_result(folder: Folder, fields: Fields) -> Page:
 
     def page() -> Page:
         with WORK.on(f"reading {name}") as on_progress:
-            told = partial(_tell, on_progress, name)
-            found = what_if(_job(path), on, changes, on_progress=told)
+            report = partial(_tell, on_progress, name)
+            found = what_if(_job(path), on, changes, on_progress=report)
             on_progress("drawing both")
             return comparison_page(found.before, found.after, (name, ", ".join(found.changes)))
 
