@@ -208,19 +208,16 @@ def mutated(rng: random.Random, text: bytes) -> tuple[str, bytes]:
     return how.__name__, how(rng, text)
 
 
-def outcome(arguments: list[str]) -> str:
-    """How a subcommand ends: report, refused, bug or hang."""
+def ending(read: Callable[[], str]) -> str:
+    """How a reader ends: as it says itself, or with a bug or a hang."""
 
     def hangs(number: int, frame: object) -> None:
         raise TimeoutError
 
-    sys.argv = ["foretrace", *arguments]
     signal.signal(signal.SIGALRM, hangs)
     signal.alarm(LIMIT_S)
     try:
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as said:
-            code = run()
-        return "bug" if code == BUG or "Traceback" in said.getvalue() else "report" if code == 0 else "refused"
+        return read()
     except TimeoutError:
         return "hang"
     except BaseException:  # whatever escapes is what is looked for
@@ -228,6 +225,18 @@ def outcome(arguments: list[str]) -> str:
         return "bug"
     finally:
         signal.alarm(0)
+
+
+def outcome(arguments: list[str]) -> str:
+    """How a subcommand ends: report, refused, bug or hang."""
+
+    def subcommand() -> str:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as said:
+            code = run()
+        return "bug" if code == BUG or "Traceback" in said.getvalue() else "report" if code == 0 else "refused"
+
+    sys.argv = ["foretrace", *arguments]
+    return ending(subcommand)
 
 
 def main() -> int:

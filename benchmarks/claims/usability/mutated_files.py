@@ -16,10 +16,8 @@ import os
 import random
 import resource
 import shutil
-import signal
 import sys
 import tempfile
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -28,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import foretrace as ft
-from benchmarks.claims.accuracy.mutated_traces import LIMIT_S, mutated, outcome, sources
+from benchmarks.claims.accuracy.mutated_traces import ending, mutated, outcome, sources
 from benchmarks.lib.process import shared
 from benchmarks.lib.table import keep
 from foretrace.errors import ForetraceError
@@ -123,7 +121,7 @@ def of_logs(rng: random.Random, folder: Path) -> str:
 def of_points(rng: random.Random, folder: Path) -> str:
     path = folder / "points.jsonl"
     path.write_bytes(mutated(rng, stored("points"))[1])
-    return ending(lambda: read_points(path))
+    return reading(lambda: read_points(path))
 
 
 def of_plans(rng: random.Random, folder: Path) -> str:
@@ -131,7 +129,7 @@ def of_plans(rng: random.Random, folder: Path) -> str:
     path = folder / "plan.json"
     write_plan(tuple(Placement("table_wise", (number % 2,)) for number in range(4)), tables, Ranks(2), path)
     damage(rng, path)
-    return ending(lambda: read_plan(path, tables, Ranks(2)))
+    return reading(lambda: read_plan(path, tables, Ranks(2)))
 
 
 def of_forecasts(rng: random.Random, folder: Path) -> str:
@@ -143,7 +141,7 @@ def of_forecasts(rng: random.Random, folder: Path) -> str:
         if page is not None:
             checked(page, path.name)
 
-    return ending(draw)
+    return reading(draw)
 
 
 @cache
@@ -175,26 +173,17 @@ def damage(rng: random.Random, path: Path) -> None:
         path.write_bytes(mutated(rng, text)[1])
 
 
-def ending(read: Callable[[], Any]) -> str:
+def reading(read: Callable[[], Any]) -> str:
     """How a reader ends: report, refused, bug or hang."""
 
-    def hangs(number: int, frame: object) -> None:
-        raise TimeoutError
-
-    signal.signal(signal.SIGALRM, hangs)
-    signal.alarm(LIMIT_S)
-    try:
-        read()
+    def outcome_of() -> str:
+        try:
+            read()
+        except ForetraceError:
+            return "refused"
         return "report"
-    except ForetraceError:
-        return "refused"
-    except TimeoutError:
-        return "hang"
-    except BaseException:  # whatever escapes is what is looked for
-        traceback.print_exc()
-        return "bug"
-    finally:
-        signal.alarm(0)
+
+    return ending(outcome_of)
 
 
 def run_some(numbers: range, seed: int, names: tuple[str, ...], kept: Path | None) -> list[tuple[str, str, int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from glob import glob, has_magic
 from itertools import combinations
@@ -250,11 +250,23 @@ def _paths(inputs: Iterable[str | Path | None]) -> Iterator[Path]:
 
 
 @contextmanager
+def beside(say: Callable[[threading.Event], None]) -> Iterator[None]:
+    """Run something in a thread beside a block of code; the event that it gets says that the block is done."""
+    done = threading.Event()
+    saying = threading.Thread(target=say, args=[done], daemon=True)
+    saying.start()
+    try:
+        yield
+    finally:
+        done.set()
+        saying.join()
+
+
+@contextmanager
 def working(text: str) -> Iterator[None]:
     """Say what is being done, once it has taken a while; what is done soon imports nothing for it."""
-    done = threading.Event()
 
-    def say() -> None:
+    def say(done: threading.Event) -> None:
         if done.wait(DELAY_S):
             return
         from foretrace._progress import Progress
@@ -264,10 +276,5 @@ def working(text: str) -> Iterator[None]:
             on_progress(Progress(text))
             done.wait()
 
-    saying = threading.Thread(target=say, daemon=True)
-    saying.start()
-    try:
+    with beside(say):
         yield
-    finally:
-        done.set()
-        saying.join()

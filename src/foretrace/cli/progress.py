@@ -6,8 +6,10 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
+
+from foretrace.cli.options import beside
 
 if TYPE_CHECKING:
     from foretrace._progress import OnProgress, Progress
@@ -53,20 +55,12 @@ def _is_terminal() -> bool:
     return sys.stderr.isatty() or bool(os.environ.get("FORCE_COLOR"))
 
 
-@contextmanager
-def _logged(latest: list[Progress]) -> Iterator[None]:
+def _logged(latest: list[Progress]) -> AbstractContextManager[None]:
     """Print the latest report now and then."""
-    done = threading.Event()
 
-    def log() -> None:
+    def log(done: threading.Event) -> None:
         while not done.wait(LOG_EVERY_S):
             text, made, of = latest[-1]
             print(f"foretrace: {text}{f', {made:,.0f} of {of:,.0f}' if of else ''} …", file=sys.stderr, flush=True)
 
-    thread = threading.Thread(target=log, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
+    return beside(log)

@@ -14,18 +14,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from foretrace.cost_models.kernels.features import tensors_of
 from foretrace.cost_models.kernels.roofline import Work
 from foretrace.graph import Indices, Op, Tf32
+from foretrace.graph.tables import Floats
 from foretrace.platform.device import Device
 from foretrace.platform.measurements.cases import Case, Draw
 
 if TYPE_CHECKING:
     from foretrace.cost_models.kernels.kernel_names import TiledKernel
-
-Floats = NDArray[np.float64]
 
 PYTORCH_NAMESPACES = ("aten::", "prims::", "c10d::", "higher_order::")
 """Prefixes of PyTorch's own ops, which are no custom kernels."""

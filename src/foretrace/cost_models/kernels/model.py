@@ -116,11 +116,11 @@ class KernelSequences:
         return made
 
 
-Sequence_ = tuple[tuple[str, float], ...]
+Folded = tuple[tuple[str, float], ...]
 """Kernels, each with how often it runs in a turn of the call's loop; 0 for one that runs once."""
 
 
-def _folded(repeat: Repeat, turns: float) -> tuple[Sequence_, tuple[float, ...]]:
+def _folded(repeat: Repeat, turns: float) -> tuple[Folded, tuple[float, ...]]:
     """The kernels of a call and their microseconds; those of a loop of several turns as one each.
 
     >>> _folded([("gemm", 2.0), ("cell", 1.0), ("gemm", 2.0), ("cell", 1.0), ("copy", 3.0)], turns=2)
@@ -137,9 +137,7 @@ def _folded(repeat: Repeat, turns: float) -> tuple[Sequence_, tuple[float, ...]]
     return tuple((name, looped[name]) for name in total), tuple(total.values())
 
 
-def _mean_shares(
-    wanted: Sequence[Sequence_], seen: Sequence[tuple[Sequence_, tuple[float, ...]]]
-) -> list[tuple[float, ...]]:
+def _mean_shares(wanted: Sequence[Folded], seen: Sequence[tuple[Folded, tuple[float, ...]]]) -> list[tuple[float, ...]]:
     """Mean share of each kernel of a sequence in the time of all."""
     shares = defaultdict(list)
     for sequence, us in seen:

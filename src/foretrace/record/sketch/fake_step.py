@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -258,3 +259,15 @@ def _refuse_a_real_gpu(kwargs: dict[str, Any]) -> None:
         raise ForetraceError(
             "the step needs a GPU, and PyTorch finds none here", 'Pretend one: sketch(…, device="cuda").'
         )
+
+
+@contextmanager
+def quiet(name: str) -> Iterator[None]:
+    """Silence a log of PyTorch: what matters of it is raised, or in the sketch's notes."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -33,7 +32,7 @@ from foretrace.record.sketch.compiled.regions import (
     outermost_modules,
 )
 from foretrace.record.sketch.cuda import pretended_cuda
-from foretrace.record.sketch.fake_step import FakeStepMode, FakeStepWatch, ModuleMover, readable
+from foretrace.record.sketch.fake_step import FakeStepMode, FakeStepWatch, ModuleMover, quiet, readable
 from foretrace.record.sketch.libraries import LeftOut, eager_code_on_cuda, libraries_on_fake_tensors
 from foretrace.record.sketch.packed_sequences import packed_sequences
 from foretrace.record.sketch.training import TrainingCheck, before
@@ -154,7 +153,7 @@ def pretending(device: str | None, world: int | None, rank: int, compile: str | 
     _check(device, world, rank)
     with ExitStack() as stack:
         side_effects = stack.enter_context(guarded())
-        stack.enter_context(_without_fake_tensor_log())
+        stack.enter_context(quiet("torch._subclasses.fake_tensor"))  # the error of a failed call is raised
         stack.enter_context(libraries_on_fake_tensors())
         stack.enter_context(packed_sequences())
         stack.enter_context(torch.random.fork_rng(devices=[]))
@@ -248,18 +247,6 @@ def _foreach_of_fake_tensors() -> Iterator[None]:
     finally:
         for kinds in lists:
             kinds.remove(FakeTensor)
-
-
-@contextmanager
-def _without_fake_tensor_log() -> Iterator[None]:
-    """Silence PyTorch's log of a failed call on a fake tensor: the error itself is raised."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 @contextmanager

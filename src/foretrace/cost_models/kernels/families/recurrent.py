@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from foretrace.cost_models.kernels.family import CallContext, Description, Family, Floats
+from foretrace.cost_models.kernels.family import CallContext, Description, Family
 from foretrace.cost_models.kernels.features import (
     alignment,
     argument,
@@ -19,6 +19,7 @@ from foretrace.cost_models.kernels.features import (
 )
 from foretrace.cost_models.kernels.roofline import Work
 from foretrace.graph import Op, Tensor, Tf32, Value
+from foretrace.graph.tables import Floats
 from foretrace.platform.measurements.cases import Case, Draw
 
 FORWARD, BACKWARD, ON_CPU = "aten::_cudnn_rnn", "aten::_cudnn_rnn_backward", "aten::mkldnn_rnn_layer"

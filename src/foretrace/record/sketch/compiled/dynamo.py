@@ -6,7 +6,6 @@ that a GPU runs differently (attention, norms, dropout, autocast) are those of t
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -41,6 +40,7 @@ from foretrace.record.sketch.compiled.inductor import (
 from foretrace.record.sketch.compiled.program import Program
 from foretrace.record.sketch.compiled.regions import GRAPHED, CompiledRegions, eager_regions
 from foretrace.record.sketch.cuda import CPU, CUDA, FunctionsOnCuda, PretendedGpu
+from foretrace.record.sketch.fake_step import quiet
 
 dynamo: Any = torch._dynamo
 OWN_CODE = str(Path(foretrace.__file__).parent)
@@ -69,18 +69,6 @@ def compiling_for(gpu: PretendedGpu, regions: CompiledRegions) -> Iterator[None]
         stack.enter_context(torch._functorch.config.patch(enable_autograd_cache=False))
         stack.enter_context(torch._inductor.config.patch(compile_threads=1))
         yield
-
-
-@contextmanager
-def quiet(name: str) -> Iterator[None]:
-    """Silence a log: what matters of it is in the sketch's notes."""
-    logger = logging.getLogger(name)
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 class Compiler:
