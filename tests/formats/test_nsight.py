@@ -83,6 +83,14 @@ def test_kernels_calls_and_ranges_of_the_busiest_process_are_read(tmp_path: Path
     assert measure_step(Job([graph])).device_active_ms == pytest.approx(0.0455)
 
 
+def test_processes_that_launch_work_are_ranks(tmp_path: Path):
+    with closing(sqlite3.connect(report(tmp_path / "report.sqlite"))) as db:
+        db.execute("INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (500, 600, 0, ?, 1, 0, 0)", (OTHER + 5,))
+        db.commit()
+    job = load_traces(tmp_path / "report.sqlite")
+    assert [(graph.rank, graph.world, len(graph.kernels)) for graph in job.graphs] == [(0, 2, 3), (1, 2, 1)]
+
+
 def test_a_packed_export_in_a_folder_is_found(tmp_path: Path):
     packed = gzip.compress(report(tmp_path / "report.sqlite").read_bytes())
     (tmp_path / "jobs").mkdir()

@@ -79,6 +79,12 @@ def test_of_several_processes_the_busiest_is_shown(tmp_path: Path):
     assert any("2 processes" in note for note in graph.notes)
 
 
+def test_processes_with_kernels_are_ranks(tmp_path: Path):
+    (tmp_path / "results.json").write_text(json.dumps({"rocprofiler-sdk-tool": [process(), process(502)]}))
+    job = load_traces(tmp_path / "results.json")
+    assert [(graph.rank, len(graph.kernels)) for graph in job.graphs] == [(0, 2), (1, 2)]
+
+
 @pytest.mark.parametrize(
     "data", [[], {}, [{}], 7, [{"buffer_records": {"kernel_dispatch": [{"dispatch_info": 3}, 4]}}]]
 )

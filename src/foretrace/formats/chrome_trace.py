@@ -1,19 +1,21 @@
-"""Traces of other profilers in Chrome's format: JAX and XLA, Ascend, PyTorch before Kineto.
+"""Traces in other shapes of Chrome's format: JAX and XLA, Ascend, PyTorch before Kineto, and spans as pairs of events.
 
-Their events have no categories that tell host from device: the names of processes and threads do. The events become
-those of a PyTorch profiler trace.
+Events of other profilers have no categories that tell host from device: the names of processes and threads do. The
+events become those of a PyTorch profiler trace.
 """
 
 from __future__ import annotations
 
+import math
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from foretrace.files import read_json_chunks
-from foretrace.formats.kineto.columns import Columns, is_device
-from foretrace.formats.kineto.decode import Args, Event, lenient_event
+from foretrace.formats.kineto.columns import BEGINS, Columns, is_device
+from foretrace.formats.kineto.decode import Args, Event, lenient_event, parsed_time
 from foretrace.formats.kineto.events import json_or_error
 
 _WORK_LANES = (re.compile(r"(?i)stream"), re.compile(r"XLA Ops"))
@@ -24,20 +26,69 @@ _LEGACY_HOST = "CPU functions"
 """Process under which PyTorch's profiler before Kineto lists ops."""
 _CATEGORIES = ("cpu_op", "user_annotation", "python_function")
 _COPY = re.compile(r"(?i)memcpy|(?<![a-z])copy|MemCopy")
+_BORDERS = {*BEGINS, *BEGINS.values()}
 
 Lane = tuple[Any, Any]
 """Process and thread of an event."""
 
 
 def read_lanes(path: Path) -> Columns | None:
-    """The events of a trace whose processes say what is a device; None where none of them does."""
+    """The events of a trace whose spans are pairs of events, or whose processes say what is a device; None for others.
+
+    Spans that never end are left out, and counted in ``begun``.
+    """
     loaded = json_or_error(path, b"".join(read_json_chunks(path)))
     listed = loaded.get("traceEvents") if isinstance(loaded, dict) else loaded
     raw = [event for event in listed if isinstance(event, dict)] if isinstance(listed, list) else []
-    lanes = _Lanes(raw)
-    if not lanes.devices:
-        return None
-    return Columns.of(list(lanes.events(raw)), str(path))
+    paired, unended = joined_pairs(raw)
+    found = Columns.of([lenient_event(event) for event in paired], str(path)) if len(paired) < len(raw) else None
+    lanes = _Lanes(paired)
+    if lanes.devices and not (found and found.device.count):
+        found = Columns.of(list(lanes.events(paired)), str(path))
+    if found:
+        found.begun = unended
+    return found
+
+
+def joined_pairs(raw: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
+    """Events with each begin and end joined into one span, and the number of spans that never end.
+
+    On a thread spans nest, so an end is that of the last open begin; an asynchronous one has its own category and id,
+    and overlaps with what its thread does.
+
+    >>> begin = {"ph": "B", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 5}
+    >>> joined_pairs([begin, {"ph": "E", "pid": 1, "tid": 1, "ts": 9}])
+    ([{'ph': 'X', 'name': 'aten::mm', 'pid': 1, 'tid': 1, 'ts': 5, 'dur': 4, 'args': {}}], 0)
+    """
+    borders = [event for event in raw if event.get("ph") in _BORDERS]
+    found = [event for event in raw if event.get("ph") not in _BORDERS]
+    open_spans: dict[Any, list[dict[str, Any]]] = defaultdict(list)
+    for event in sorted(borders, key=_border_time):
+        on_thread = event["ph"] in "BE"
+        lane: Any = _lane(event)
+        if not on_thread:
+            lane = (str(event.get("cat")), str(event.get("id", event.get("id2"))))
+        stack = open_spans[lane]
+        if event["ph"] in BEGINS:
+            stack.append(event)
+            continue
+        name = event.get("name", "")
+        at = next((i for i in reversed(range(len(stack))) if name in ("", stack[i].get("name"))), None)
+        if at is None:
+            continue
+        begin = stack.pop(at)
+        args = [some for some in (begin.get("args"), event.get("args")) if isinstance(some, dict)]
+        span = {**begin, "ph": "X", "dur": parsed_time(event.get("ts")) - parsed_time(begin.get("ts"))}
+        span["args"] = {key: value for some in args for key, value in some.items()}
+        if not on_thread:
+            span["tid"] = f"{begin.get('tid')} {lane}"
+        found.append(span)
+    return found, sum(map(len, open_spans.values()))
+
+
+def _border_time(event: dict[str, Any]) -> float:
+    at = parsed_time(event.get("ts"))
+    return -math.inf if math.isnan(at) else at
 
 
 class _Lanes:

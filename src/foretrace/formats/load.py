@@ -20,7 +20,7 @@ from foretrace.graph import MAX_RANKS, ForetraceError, Graph, Job
 
 
 class TraceFormat(NamedTuple):
-    """A trace format: how its files are recognised, and what reads one of them into a `Graph`."""
+    """A trace format: how its files are recognised, and what reads one of them into a `Graph` for each rank in it."""
 
     module: str
     reader: str
@@ -34,16 +34,16 @@ class TraceFormat(NamedTuple):
     header: bytes = b""
     """Regular expression for the start of a binary file of this format."""
 
-    def read(self, path: Path) -> Graph:
-        """The graph in a file of this format."""
-        graph: Graph = getattr(import_module(self.module), self.reader)(path)
-        return graph
+    def read(self, path: Path) -> list[Graph]:
+        """The graphs in a file of this format: most hold one."""
+        read: Graph | list[Graph] = getattr(import_module(self.module), self.reader)(path)
+        return read if isinstance(read, list) else [read]
 
 
 PROFILER_TRACE, EXECUTION_TRACE, CHAKRA_TRACE = "profiler trace", "execution trace", "Chakra trace"
 FORMATS = {
     PROFILER_TRACE: TraceFormat(
-        "foretrace.formats.kineto", "read_kineto", (".json",), key="traceEvents", item_key="ph"
+        "foretrace.formats.kineto.read", "read_processes", (".json",), key="traceEvents", item_key="ph"
     ),
     EXECUTION_TRACE: TraceFormat(
         "foretrace.formats.execution_trace", "read_execution_trace", (".json",), key="nodes"
@@ -229,10 +229,10 @@ def _read(ranks: list[_RankFiles]) -> list[Graph]:
     """Small files are read several at once; large ones one by one, since each of them keeps all cores busy."""
     large = any(_unpacked_bytes(file) > SERIAL_CHUNKS * CHUNK for rank in ranks for file in rank.files.values())
     if large or len(ranks) < 2:
-        return [_graph(rank) for rank in ranks]
+        return [graph for rank in ranks for graph in _graphs(rank)]
     from foretrace.formats.workers import parallel_map
 
-    return parallel_map(_graph, ranks)
+    return [graph for graphs in parallel_map(_graphs, ranks) for graph in graphs]
 
 
 def _unpacked_bytes(path: Path) -> int:
@@ -240,18 +240,21 @@ def _unpacked_bytes(path: Path) -> int:
     return path.stat().st_size * (GZIP_RATIO if path.suffix == ".gz" else 1)
 
 
-def _graph(rank: _RankFiles) -> Graph:
+def _graphs(rank: _RankFiles) -> list[Graph]:
+    """The graph of a rank, or those of all ranks whose traces were merged into one file."""
     files = rank.files
     name = next(name for name in FORMATS if name in files)
-    graph = FORMATS[name].read(files[name])
+    graph, *others = FORMATS[name].read(files[name])
+    if others:
+        return [graph, *others]
     if name == PROFILER_TRACE and EXECUTION_TRACE in files:
         from foretrace.formats.join import join_traces
 
-        graph = join_traces(FORMATS[EXECUTION_TRACE].read(files[EXECUTION_TRACE]), graph)
+        graph = join_traces(FORMATS[EXECUTION_TRACE].read(files[EXECUTION_TRACE])[0], graph)
     # A profiler trace of several ranks says which rank it is; an execution trace seldom does.
     if rank.rank is not None and (graph.world == 1 or (PROFILER_TRACE not in files and rank.rank < graph.world)):
         graph.rank = rank.rank
-    return graph
+    return [graph]
 
 
 def _few(numbers: list[int]) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 from foretrace.files import GZIP_MAGIC, open_input, read_chunks
 from foretrace.formats.kineto.columns import Columns
 from foretrace.formats.kineto.decode import Args, Event, Head
+from foretrace.formats.kineto.processes import as_ranks
 from foretrace.formats.kineto.read import graph_of_columns
 from foretrace.graph import ForetraceError, Graph
 
@@ -38,8 +39,8 @@ _COPIES = {1: "HtoD", 2: "DtoH", 8: "DtoD", 10: "PtoP"}
 """CUPTI's numbers of the directions of copies."""
 
 
-def read_nsight(path: Path) -> Graph:
-    """The graph of the busiest process in a report: NVTX ranges are its ops and annotations."""
+def read_nsight(path: Path) -> list[Graph]:
+    """The graph of each process in a report that launches work: NVTX ranges are its ops and annotations."""
     with open_input(path) as file:
         packed = file.read(2) == GZIP_MAGIC
     try:
@@ -54,7 +55,7 @@ def read_nsight(path: Path) -> Graph:
         raise ForetraceError(f"{path} can't be read as an SQLite file ({error})", "Export it again.") from None
 
 
-def _read(path: Path, database: Path) -> Graph:
+def _read(path: Path, database: Path) -> list[Graph]:
     with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as connection:
         connection.execute("PRAGMA trusted_schema = OFF")
         connection.row_factory = sqlite3.Row
@@ -66,12 +67,15 @@ def _read(path: Path, database: Path) -> Graph:
                 "Export a report that was taken with --trace=cuda,nvtx: nsys export --type sqlite. Of rocprofv3, give "
                 "what --output-format json writes.",
             )
-        columns = Columns.of(list(report.events()), str(path))
-        if not (columns.ops.count or columns.calls.count or columns.device.count):
+        found = []
+        for process in report.shown:
+            columns = Columns.of(list(report.events(process)), str(path))
+            if columns.ops.count or columns.calls.count or columns.device.count:
+                found.append(graph_of_columns(path, columns, Head([], None, report.devices(), report.start_ns())))
+        if not found:
             raise ForetraceError(f"{path} holds no events", "Profile at least one step and export the report again.")
-        graph = graph_of_columns(path, columns, Head([], None, report.devices(), report.start_ns()))
-        graph.notes += report.notes
-        return graph
+        found[0].notes += report.notes
+        return as_ranks(found)
 
 
 class _Report:
@@ -82,27 +86,31 @@ class _Report:
         self.tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         self.strings = {row["id"]: str(row["value"]) for row in self.rows("StringIds")}
         self.notes: list[str] = []
-        work = Counter(_process(row) for table in (*_DEVICE, _RUNTIME) for row in self.rows(table))
-        self.process = work.most_common(1)[0][0] if work else None
-        if len(work) > 1:
-            self.notes.append(f"the report has {len(work)} processes: the one with most events is shown")
+        device = Counter(_process(row) for table in _DEVICE for row in self.rows(table))
+        work = device + Counter(_process(row) for row in self.rows(_RUNTIME))
+        launching = sorted(pid for pid in device if work[pid] > device[pid])
+        self.shown = launching if len(launching) > 1 else [pid for pid, _ in work.most_common(1)]
+        """Processes that are read: all that launch work, or else the busiest."""
+        if len(work) > len(self.shown):
+            shown = "those that launch work are" if len(self.shown) > 1 else "the one with most events is"
+            self.notes.append(f"the report has {len(work)} processes: {shown} shown")
 
     def rows(self, table: str) -> Iterator[sqlite3.Row]:
         return self.connection.execute(f"SELECT * FROM {table}") if table in self.tables else iter(())
 
-    def events(self) -> Iterator[Event]:
-        """All records of the process."""
+    def events(self, process: int) -> Iterator[Event]:
+        """All records of a process."""
         for table, category in _DEVICE.items():
             for row in self.rows(table):
-                if _process(row) == self.process and _whole(row, "end") is not None:
+                if _process(row) == process and _whole(row, "end") is not None:
                     yield self._event(row, category, self._device_name(row, table), _device_args(row))
         for row in self.rows(_RUNTIME):
-            if _process(row) == self.process:
+            if _process(row) == process:
                 name = _VERSION.sub("", self.strings.get(_field(row, "nameId"), "unknown call"))
                 yield self._event(row, "cuda_runtime", name, Args(correlation=_whole(row, "correlationId") or 0))
         for row in self.rows(_NVTX):
             nests = _field(row, "eventType") in (None, *_NESTED)
-            if nests and _process(row) == self.process and _whole(row, "end") is not None:
+            if nests and _process(row) == process and _whole(row, "end") is not None:
                 text = _field(row, "text") or self.strings.get(_field(row, "textId"), "")
                 name = _EMITTED.sub("", str(text))
                 yield self._event(row, "cpu_op" if "::" in name else "user_annotation", name, Args())

@@ -88,7 +88,8 @@ def align_clocks(graphs: list[Graph]) -> tuple[list[Graph], list[str]]:
     """
     if len(graphs) < 2 or not all(graph.has_times for graph in graphs):
         return graphs, []
-    known = all(graph.origin_ns > MIN_EPOCH_NS for graph in graphs)
+    one_file = len({graph.source for graph in graphs}) == 1
+    known = one_file or all(graph.origin_ns > MIN_EPOCH_NS for graph in graphs)
     if known:
         zero = min(graph.origin_ns for graph in graphs)
         graphs = [graph.shifted((graph.origin_ns - zero) / 1e3) for graph in graphs]

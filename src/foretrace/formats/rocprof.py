@@ -13,6 +13,7 @@ from foretrace.files import read_json_chunks
 from foretrace.formats.kineto.columns import Columns
 from foretrace.formats.kineto.decode import Args, Event, Head
 from foretrace.formats.kineto.events import json_or_error
+from foretrace.formats.kineto.processes import as_ranks
 from foretrace.formats.kineto.read import graph_of_columns
 from foretrace.graph import ForetraceError, Graph
 
@@ -21,21 +22,24 @@ TOOL = "rocprofiler-sdk-tool"
 _NAMES = ("formatted_kernel_name", "demangled_kernel_name", "kernel_name", "truncated_kernel_name")
 
 
-def read_rocprof(path: Path) -> Graph:
-    """The graph of the busiest process in a trace."""
+def read_rocprof(path: Path) -> list[Graph]:
+    """The graph of each process in a trace that ran kernels."""
     loaded = json_or_error(path, b"".join(read_json_chunks(path)))
     listed = loaded.get(TOOL) if isinstance(loaded, dict) else None
     processes = [_Process(one) for one in (listed if isinstance(listed, list) else [listed]) if isinstance(one, dict)]
-    busiest = max(processes, key=lambda process: len(process.records("kernel_dispatch")), default=None)
-    columns = Columns.of(list(busiest.events()), str(path)) if busiest else Columns()
-    if not busiest or not (columns.ops.count or columns.calls.count or columns.device.count):
+    shown = [process for process in processes if process.records("kernel_dispatch")] or processes[:1]
+    found = []
+    for process in shown:
+        columns = Columns.of(list(process.events()), str(path))
+        if columns.ops.count or columns.calls.count or columns.device.count:
+            found.append(graph_of_columns(path, columns, Head([], None, process.devices(), None)))
+    if not found:
         raise ForetraceError(
             f"{path} holds no kernels or calls", "Trace with rocprofv3 --sys-trace --output-format json."
         )
-    graph = graph_of_columns(path, columns, Head([], None, busiest.devices(), None))
-    if len(processes) > 1:
-        graph.notes.append(f"the trace has {len(processes)} processes: the one with most kernels is shown")
-    return graph
+    if len(processes) > len(found):
+        found[0].notes.append(f"the trace has {len(processes)} processes: those with kernels are shown")
+    return as_ranks(found)
 
 
 class _Process:

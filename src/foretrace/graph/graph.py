@@ -29,6 +29,7 @@ CAUTIONS = (
     "much rests on guesses: ",
     "recorded on a CPU: ",
     "the batch may be another: ",
+    "several processes are taken for one rank: ",
 )
 """How notes begin that headlines show: another step may have been sketched than the one that would run, or its time is
 mostly guessed."""

@@ -261,10 +261,49 @@ def test_all_ways_to_write_a_time_give_the_same_graph(tmp_path: Path, unit: str)
     assert graph.origin_ns == expected.origin_ns + (unit == "nanoseconds")
 
 
-def test_an_array_of_events_is_a_trace_too(tmp_path: Path) -> None:
+def as_pairs(trace: Trace, asynchronous: bool) -> list[dict[str, Any]]:
+    """Spans as begins and ends in order of time, those of the device with ids of their own if asynchronous."""
+    borders = []
+    for number, event in enumerate(trace.events):
+        begin, end = ("b", "e") if asynchronous and event["cat"] == "kernel" else ("B", "E")
+        about = {"cat": event["cat"], "pid": event["pid"], "tid": event["tid"], "id": number}
+        depth = sum(e["ts"] <= event["ts"] and e["ts"] + e["dur"] >= event["ts"] + event["dur"] for e in trace.events)
+        borders.append((event["ts"], depth, {**event, **about, "ph": begin}))
+        borders.append((event["ts"] + event["dur"], -depth, {**about, "ph": end, "ts": event["ts"] + event["dur"]}))
+    return [
+        {key: value for key, value in event.items() if key != "dur"} for _, _, event in sorted(borders, key=by_time)
+    ]
+
+
+def by_time(border: tuple[float, int, dict[str, Any]]) -> tuple[float, int]:
+    return border[:2]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_pairs_of_begin_and_end_are_spans(tmp_path: Path, asynchronous: bool) -> None:
     trace = training_step()
-    graph = read(json.dumps(trace.events).encode(), tmp_path)
-    assert len(graph.kernels) == 3
+    text = json.dumps({**trace.head, "traceEvents": as_pairs(trace, asynchronous)})
+    graph, expected = read(text.encode(), tmp_path), read(training_step(), tmp_path)
+    assert [op.name for op in graph.ops] == [op.name for op in expected.ops]
+    assert np.array_equal(graph.ops.parent, expected.ops.parent)
+    assert np.allclose(graph.kernels.end, expected.kernels.end)
+    assert np.array_equal(graph.kernels.op, expected.kernels.op)
+    assert graph.notes == expected.notes
+
+
+def test_begins_without_ends_are_named(tmp_path: Path) -> None:
+    pairs = as_pairs(training_step(), asynchronous=False)
+    with pytest.raises(ForetraceError, match=r"events that begin \(ph B\) and no ends"):
+        read(json.dumps([event for event in pairs if event["ph"] == "B"]).encode(), tmp_path)
+    last = max(i for i, event in enumerate(pairs) if event["ph"] == "E")
+    graph = read(json.dumps([*pairs[:last], *pairs[last + 1 :]]).encode(), tmp_path)
+    assert "events that begin and never end are left out: 1" in graph.notes
+
+
+def test_an_array_of_events_is_a_trace_too_with_or_without_its_last_bracket(tmp_path: Path) -> None:
+    text = json.dumps(training_step().events).encode()
+    for array in (text, text[:-1], text[:-1] + b",\n"):
+        assert len(read(array, tmp_path).kernels) == 3
 
 
 def test_steps_are_those_of_the_thread_that_has_most(tmp_path: Path) -> None:

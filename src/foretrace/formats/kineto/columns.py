@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Hashable
+from copy import copy
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -22,8 +23,10 @@ MODULE_PREFIX = "nn.Module: "
 _OPS = {"cpu_op": CALL, "Operator": CALL, "user_annotation": ANNOTATION, "python_function": MODULE}
 _FUNCTION = "python_function"
 _MEMORY, _PROCESS = "[memory]", "process_name"
-_OTHERS = {_MEMORY, _PROCESS}
-"""Names of events without a duration that are read."""
+BEGINS = {"B": "E", "b": "e", "S": "F"}
+"""Phases of events that begin a span, with those of the events that end it: on a thread, and asynchronous ones."""
+_OTHERS = {"i", "M", *BEGINS}
+"""Phases of events without a duration that are read."""
 _CALLS = re.compile(r"\w+_(runtime|driver)|Runtime")
 """Categories of runtime calls: cuda_runtime, cuda_driver, xpu_runtime, mtia_runtime, privateuse1_runtime."""
 _DEVICE = ((COPY, re.compile(r"(\w+_)?[mM]emcpy")), (SET, re.compile(r"(\w+_)?[mM]emset")),
@@ -94,6 +97,10 @@ class Rows:
             parts[:] = [np.concatenate(parts)]
         return parts[0] if parts else np.zeros(0, np.int64)
 
+    def only(self, chosen: NDArray[np.bool_]) -> Rows:
+        """The chosen rows."""
+        return Rows(**{name: self[name][chosen] for name in self._parts})
+
     def extend(self, other: Rows, **instead: NDArray[Any]) -> None:
         """Append the rows of another, with some of its columns replaced."""
         if other.count:
@@ -124,13 +131,15 @@ class Columns:
         self.events = 0
         self.ops, self.calls, self.device, self.memory, self.functions = Rows(), Rows(), Rows(), Rows(), Rows()
         self.op_names, self.call_names, self.kernel_names, self.threads = Codes(), Codes(), Codes(), Codes()
-        self.function_names = Codes()
+        self.function_names, self.device_pids = Codes(), Codes()
         self.signatures: list[bytes] = []
         """Distinct argument lists of ops, undecoded."""
         self.op_collectives: dict[int, CollectiveArgs] = {}
         self.device_collectives: dict[int, CollectiveArgs] = {}
         self.processes: list[str] = []
         """Names of the trace's processes, devices among them."""
+        self.begun = 0
+        """Events that begin a span which another event ends."""
 
     @classmethod
     def of(cls, events: list[Event], source: str) -> Columns:
@@ -150,9 +159,10 @@ class Columns:
         long = [e for e in functions if e.dur >= LONG_FUNCTION_US and not e.name.startswith(MODULE_PREFIX)]
         columns._take_functions(long, source)
         if len(spans) < len(events):
-            others = [event for event in events if event.name in _OTHERS and event.ph != "X"]
+            others = [event for event in events if event.ph in _OTHERS]
             columns._take_memory([event for event in others if event.name == _MEMORY and event.ph == "i"], source)
             columns.processes = [str(event.args.label) for event in others if event.name == _PROCESS]
+            columns.begun = sum(event.ph in BEGINS for event in others)
         return columns
 
     def _take_ops(self, events: list[Event], source: str) -> None:
@@ -199,6 +209,7 @@ class Columns:
             correlation=_ints(args, attrgetter("correlation")),
             device=_ints(args, attrgetter("device")),
             stream=_ints(args, attrgetter("stream")),
+            process=_ints(events, attrgetter("pid"), self.device_pids),
         )
 
     def _take_functions(self, events: list[Event], source: str) -> None:
@@ -217,10 +228,22 @@ class Columns:
             device=_ints(args, attrgetter("device_id")),
         )
 
+    def only(self, threads: NDArray[np.bool_], processes: NDArray[np.bool_]) -> Columns:
+        """The rows of some threads, and the device work of some processes; names and signatures are shared."""
+        found = copy(self)
+        ops, device = threads[self.ops["thread"]], processes[self.device["process"]]
+        found.ops, found.calls = self.ops.only(ops), self.calls.only(threads[self.calls["thread"]])
+        found.device, found.functions = self.device.only(device), self.functions.only(threads[self.functions["thread"]])
+        found.memory = self.memory.only(np.isin(self.memory["device"], found.device["device"]))
+        found.op_collectives = _chosen(self.op_collectives, ops)
+        found.device_collectives = _chosen(self.device_collectives, device)
+        return found
+
     def append(self, other: Columns) -> None:
         """Append the rows of another."""
         self.events += other.events
         self.processes += other.processes
+        self.begun += other.begun
         self.op_collectives |= {self.ops.count + row: one for row, one in other.op_collectives.items()}
         self.device_collectives |= {self.device.count + row: one for row, one in other.device_collectives.items()}
         threads = self.threads.of(other.threads)
@@ -236,7 +259,11 @@ class Columns:
             name=self.call_names.of(other.call_names)[other.calls["name"]],
             thread=threads[other.calls["thread"]],
         )
-        self.device.extend(other.device, name=self.kernel_names.of(other.kernel_names)[other.device["name"]])
+        self.device.extend(
+            other.device,
+            name=self.kernel_names.of(other.kernel_names)[other.device["name"]],
+            process=self.device_pids.of(other.device_pids)[other.device["process"]],
+        )
         self.functions.extend(
             other.functions,
             name=self.function_names.of(other.function_names)[other.functions["name"]],
@@ -252,6 +279,11 @@ _collective = attrgetter("collective", "sent", "received", "dtype", "group", "ra
 
 def _collectives(args: list[Args]) -> dict[int, CollectiveArgs]:
     return {row: CollectiveArgs(*_collective(one)) for row, one in enumerate(args) if one.collective}
+
+
+def _chosen(collectives: dict[int, CollectiveArgs], chosen: NDArray[np.bool_]) -> dict[int, CollectiveArgs]:
+    place = np.cumsum(chosen) - 1
+    return {int(place[row]): one for row, one in collectives.items() if chosen[row]}
 
 
 def _ints(rows: list[Any], get: Callable[[Any], Any], codes: dict[Any, int] | None = None) -> NDArray[np.int64]:

@@ -147,8 +147,8 @@ def lenient_event(event: Any) -> Event:
         name=_text(event.get("name")),
         pid=_id_or_text(event.get("pid")),
         tid=_id_or_text(event.get("tid")),
-        ts=_time(event.get("ts", math.nan)),
-        dur=_time(event.get("dur", 0)),
+        ts=parsed_time(event.get("ts", math.nan)),
+        dur=parsed_time(event.get("dur", 0)),
         args=_lenient_args(args) if isinstance(args, dict) else Args(),
     )
 
@@ -191,7 +191,12 @@ def _id_or_text(value: Any) -> int | str:
     return str(value) if number is None else number
 
 
-def _time(value: Any) -> int | float:
+def parsed_time(value: Any) -> int | float:
+    """A time as a number, from whatever a trace has in its place; NaN for none.
+
+    >>> parsed_time("12.5"), parsed_time([])
+    (12.5, nan)
+    """
     if isinstance(value, str):
         with suppress(ValueError):
             value = int(value) if value.isdecimal() else float(value)

@@ -172,8 +172,14 @@ def _only_events(chunk: bytearray) -> bytearray:
 
 def _ending(opening: bytes, chunk: bytearray) -> Head:
     if opening == b"[":
-        return Head(decode_events(_only_events(chunk)))
+        return Head(decode_events(_closed(_only_events(chunk))))
     return decode_head(chunk).or_else(decode_head(opening + b"]}"))
+
+
+def _closed(text: bytes | bytearray) -> bytes | bytearray:
+    """An array of events with its last bracket, which may be missing in Chrome's format."""
+    ends = text.startswith(b"[") and text[-_MAX_GAP:].rstrip(b", \t\r\n").endswith(b"}")
+    return text.rstrip(b", \t\r\n") + b"]" if ends else text
 
 
 def _all_at_once(path: Path) -> tuple[Columns, Head]:
@@ -190,7 +196,7 @@ def _all_at_once(path: Path) -> tuple[Columns, Head]:
 def json_or_error(path: Path, text: bytes) -> object:
     """JSON as the standard library reads it, with NaN and control characters; an error names the byte of the damage."""
     try:
-        return json.loads(text.decode(errors="replace"), strict=False)
+        return json.loads(_closed(text).decode(errors="replace"), strict=False)
     except json.JSONDecodeError as error:
         if error.pos >= len(text) - 1 or error.msg.startswith("Unterminated"):
             raise _truncated(path, len(text)) from None

@@ -15,6 +15,7 @@ from foretrace.formats.kineto.arguments import Arguments, decoded, values
 from foretrace.formats.kineto.columns import NO_ARGUMENTS, CollectiveArgs, Columns, is_device
 from foretrace.formats.kineto.decode import Head
 from foretrace.formats.kineto.events import read_events
+from foretrace.formats.kineto.processes import as_ranks, split_processes
 from foretrace.formats.kineto.tables import Clock, activity_table, call_table, kernel_table, op_table, shared_ids
 from foretrace.formats.values import dtype_name
 from foretrace.graph import CallTable, Collective, ForetraceError, Graph, KernelTable, OpTable, Span, tensors_in
@@ -28,7 +29,7 @@ MAX_EVENT_US = 86_400e6
 
 
 def read_kineto(path: Path | str) -> Graph:
-    """Read the trace of one rank that ``torch.profiler`` exported.
+    """Read the trace of one rank that ``torch.profiler`` exported; of several processes in it, the first.
 
     >>> import tempfile
     >>> event = '{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 5, "dur": 2, "args": {}}'
@@ -38,15 +39,23 @@ def read_kineto(path: Path | str) -> Graph:
     >>> graph.ops[0].name, graph.ops[0].end_us
     ('aten::mm', 2.0)
     """
-    path = Path(path)
+    return read_processes(Path(path))[0]
+
+
+def read_processes(path: Path) -> list[Graph]:
+    """Read a profiler trace, each of its processes as a rank: one, unless the traces of several ranks were merged."""
     columns, head = read_events(path)
-    if not columns.device.count and (not columns.ops.count or any(map(is_device, columns.processes))):
+    of_lanes = not columns.device.count and (not columns.ops.count or any(map(is_device, columns.processes)))
+    if columns.begun or of_lanes:
         from foretrace.formats.chrome_trace import read_lanes  # other profilers' traces
 
         columns = read_lanes(path) or columns
     if not (columns.ops.count or columns.calls.count or columns.device.count):
         raise _no_events(path, columns)
-    return graph_of_columns(path, columns, head)
+    processes, notes = split_processes(columns)
+    graphs = as_ranks([graph_of_columns(path, process, head) for process in processes])
+    graphs[0].notes += notes
+    return graphs
 
 
 def graph_of_columns(path: Path, columns: Columns, head: Head) -> Graph:
@@ -85,6 +94,11 @@ def _check_durations(path: Path, table: OpTable | CallTable | KernelTable) -> No
 
 
 def _no_events(path: Path, columns: Columns) -> ForetraceError:
+    if columns.begun:
+        return ForetraceError(
+            f"{path} has {columns.begun:,} events that begin (ph B) and no ends of them (ph E)",
+            "Export the trace again after the profiler has stopped.",
+        )
     if columns.events:
         return ForetraceError(
             f"{path} holds {columns.events:,} events, but none of PyTorch's profiler",
@@ -167,6 +181,8 @@ def _notes(graph: Graph, columns: Columns) -> list[str]:
     notes = []
     if not graph.steps:
         notes.append("no step marks (ProfilerStep#N): the whole trace is taken as one step")
+    if columns.begun:
+        notes.append(f"events that begin and never end are left out: {columns.begun:,}")
     if len(graph.ops) and set(columns.signatures) <= {NO_ARGUMENTS}:
         notes.append(NO_SHAPES)
     if len(graph.kernels) and not len(graph.calls):

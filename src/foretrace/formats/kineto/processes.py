@@ -1,0 +1,88 @@
+"""Several processes in one profiler trace, as tools that merge the traces of ranks write them: each is a rank.
+
+Host events carry the number of their process, device events that of their device. Which process a device belongs to is
+told by a label that both numbers share (``[TP03] 1201`` and ``[TP03] 0``), else by the correlation ids of launches.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+
+from foretrace.formats.kineto.columns import Columns
+from foretrace.graph import Graph
+from foretrace.graph.tables import distinct
+
+MERGED = "several processes are taken for one rank: "
+"""How the note begins on processes that can't be told apart."""
+LAUNCHED = 0.5
+"""Share of a device's work that the process which it belongs to has launched; the trace may lack the other launches."""
+_LABEL = re.compile(r"(.*\D)\d+$", re.DOTALL)
+_NUMBER = re.compile(r"\d+")
+
+Group = tuple[set[Any], set[Any]]
+"""Numbers of a process and of its devices."""
+
+
+def split_processes(columns: Columns) -> tuple[list[Columns], list[str]]:
+    """The columns of each process that launches work, or that has ops where none does; and a note if they stay one."""
+    rows = columns.calls if columns.device.count else columns.ops
+    pids: list[Any] = [key[0] for key in columns.threads if isinstance(key, tuple)]
+    hosts = list(dict.fromkeys(pids[code] for code in distinct(rows["thread"]).tolist()))
+    if len(hosts) < 2:
+        return [columns], []
+    groups = _labelled(hosts, pids, columns) or _launching(hosts, pids, columns)
+    if len(groups) < 2:
+        alone = not groups and f"{MERGED}which of {len(hosts)} processes launched what is unknown"
+        return [columns], [alone] if alone else []
+    return [_only(columns, pids, *group) for group in groups], []
+
+
+def as_ranks(graphs: list[Graph]) -> list[Graph]:
+    """The processes of one file as the ranks of a job.
+
+    >>> from foretrace.graph import OpTable
+    >>> [graph.rank for graph in as_ranks([Graph(OpTable.of([])), Graph(OpTable.of([]))])]
+    [0, 1]
+    """
+    if len(graphs) > 1:
+        for number, graph in enumerate(graphs):
+            graph.rank, graph.world = number, max(graph.world, len(graphs))
+        graphs[0].notes.append(f"the file holds {len(graphs)} processes: each is shown as a rank, in their order there")
+    return graphs
+
+
+def _labelled(hosts: list[Any], pids: list[Any], columns: Columns) -> list[Group]:
+    """Processes and devices by the label before their numbers; none where a number has no label."""
+    groups: dict[str, Group] = defaultdict(lambda: (set(), set()))
+    for place, numbers in enumerate((pids, list(columns.device_pids))):
+        for pid in numbers:
+            if not (label := _LABEL.match(str(pid))):
+                return []
+            groups[label[1]][place].add(pid)
+    found = [group for group in groups.values() if group[0].intersection(hosts)]
+    return sorted(found, key=lambda group: [int(n) for n in _NUMBER.findall(min(map(str, group[0])))])
+
+
+def _launching(hosts: list[Any], pids: list[Any], columns: Columns) -> list[Group]:
+    """Each process with the devices whose work it alone can have launched; none where that is unknown."""
+    groups: dict[Any, Group] = {pid: ({pid}, set()) for pid in hosts}
+    process = np.array([hosts.index(pid) if pid in hosts else -1 for pid in pids])[columns.calls["thread"]]
+    ids = [distinct(columns.calls["correlation"][process == place]) for place in range(len(hosts))]
+    for pid, code in columns.device_pids.items():
+        correlation = columns.device["correlation"][columns.device["process"] == code]
+        shares = [float(np.isin(correlation[correlation != 0], some).mean()) for some in ids]
+        launched = [host for host, share in zip(hosts, shares) if share > LAUNCHED]
+        if len(launched) != 1:
+            return []
+        groups[launched[0]][1].add(pid)
+    return [group for group in groups.values() if group[1] or not columns.device.count]
+
+
+def _only(columns: Columns, pids: list[Any], hosts: set[Any], devices: set[Any]) -> Columns:
+    threads = np.array([pid in hosts for pid in pids])
+    work = np.array([pid in devices for pid in columns.device_pids], bool)
+    return columns.only(threads, work)
