@@ -6,7 +6,7 @@ end with `Draft.graph_of`. Kernel times of calls that stay unchanged are kept (`
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from foretrace.graph.calls import dispatched, recorded_kernels
 from foretrace.graph.graph import moved_gaps
 from foretrace.graph.op import RESIZE, end_in_storage
 from foretrace.graph.tables import CallTable, KernelTable
-from foretrace.transforms.step import EditedCall, UnusedIds
+from foretrace.transforms.step import EditedCall, UnusedIds, storages_in
 
 COLLECTIVE_OPS = {
     "all_reduce": "c10d::allreduce_",
@@ -51,6 +51,11 @@ class Draft(UnusedIds):
         self.calls = [EditedCall(op, row, collectives.get(row)) for row, op in enumerate(graph.ops)]
         super().__init__(self.ops)
         self._work = self._event = 0
+        touched = storages_in(self.ops)
+        self._untouched = {n: s for n, s in graph.storages.items() if s.birth < 0 and n not in touched}
+        """Storages that no call of the step uses: momenta of frozen weights, buffers. They stay allocated."""
+        self.whole: set[int] = set()
+        """Storages that keep their size whatever calls use of them: a batch that is read in microbatches."""
 
     @property
     def ops(self) -> list[Op]:
@@ -113,7 +118,7 @@ class Draft(UnusedIds):
             kernels=KernelTable.empty(),
             collectives=collectives,
             groups=graph.groups | {c.group: c.ranks for c in collectives},
-            storages=storage_lifetimes([call.op for call in calls], graph.storages),
+            storages=self._untouched | self._lifetimes([call.op for call in calls]),
             indices=[replace(i, op=position[i.op]) for i in graph.indices if i.op in position],
             host_gaps=moved_gaps(graph.host_gaps, [position.get(row, -1) for row in range(len(graph.ops))], len(calls)),
             rank=rank,
@@ -124,6 +129,12 @@ class Draft(UnusedIds):
             unprofiled=type(graph.unprofiled)(),
             notes=[*graph.notes, *filter(None, [note])],
         )
+
+    def _lifetimes(self, ops: Sequence[Op]) -> dict[int, Storage]:
+        found = storage_lifetimes(ops, self.graph.storages)
+        for number in self.whole & found.keys() & self.graph.storages.keys():
+            found[number].nbytes = self.graph.storages[number].nbytes
+        return found
 
 
 def call_like(name: str, args: tuple[Any, ...], outputs: tuple[Any, ...], like: Op, **kwargs: Any) -> Op:
@@ -140,8 +151,21 @@ def allocation(tensor: Tensor, like: Op) -> Op:
     return made
 
 
+def freed_after_last_use(calls: Sequence[EditedCall], storages: Collection[int]) -> None:
+    """Free some storages, as far as calls allocate them, after the last call that uses them."""
+    made: set[int] = set()
+    last: dict[int, int] = {}
+    for row, call in enumerate(calls):
+        made |= {t.storage for t in call.op.produced if t.storage in storages} - last.keys()
+        last |= {t.storage: row for t in (*call.op.tensors, *call.op.produced) if t.storage in storages}
+    for storage, row in last.items():
+        if storage in made and row + 1 < len(calls):
+            after = calls[row + 1]
+            after.op = replace(after.op, frees=(*after.op.frees, storage))
+
+
 def storage_lifetimes(ops: Sequence[Op], known: Mapping[int, Storage]) -> dict[int, Storage]:
-    """The storages that calls read and make: size, allocation and free; plus the known ones that no call touches."""
+    """The storages that calls read and make: size, allocation and free; ``known`` are those of the original step."""
     found: dict[int, Storage] = {}
     for row, op in enumerate(ops):
         for storage in op.frees:
@@ -155,10 +179,10 @@ def storage_lifetimes(ops: Sequence[Op], known: Mapping[int, Storage]) -> dict[i
                     continue
                 entry = found.setdefault(tensor.storage, Storage(tensor.storage, 0, tensor.device, birth))
                 entry.nbytes, entry.device = max(entry.nbytes, end_in_storage(tensor)), tensor.device
-    for number, was in known.items():
-        # What no call of the step touches stays allocated: momenta of frozen weights, buffers.
-        if number not in found and was.birth < 0:
-            found[number] = replace(was)
+    for number in found.keys() & known.keys():
+        found[number].held = known[number].held
+        if found[number].death < 0 <= known[number].death:  # freed when the step ends, after its last call
+            found[number].death = len(ops)
     return found
 
 

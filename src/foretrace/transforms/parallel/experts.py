@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from foretrace.graph import ForetraceError, Op, Tensor
 from foretrace.graph.op import contiguous_strides, with_tensors
-from foretrace.transforms.draft import Draft, ProcessGroup
+from foretrace.transforms.draft import Draft, ProcessGroup, allocation, freed_after_last_use
 from foretrace.transforms.parallel.splitting import Key, key_of
 from foretrace.transforms.step import EditedCall
 from foretrace.transforms.weights import weights_of
@@ -29,6 +29,9 @@ def with_experts(draft: Draft, calls: Sequence[EditedCall], group: ProcessGroup)
     experts = _expert_weights(ops, set(found.weights), draft.graph.source, group.size)
     mixture = _Mixture(draft, group, experts)
     made = [one for call in calls for one in mixture.apply(call)]
+    for call in made:  # what was sent lives on in what arrived
+        call.op.frees = tuple(storage for storage in call.op.frees if storage not in mixture.moved)
+    freed_after_last_use(made, mixture.moved)
     gradients = {g.tensor.storage for g in found.gradients if mixture.tokens.get(key_of(g.tensor)) == NO_TOKENS}
     return made, gradients
 
@@ -65,20 +68,25 @@ class _Mixture:
         self.draft, self.group, self.experts = draft, group, experts
         self.tokens: dict[Key, int] = {}
         """The token dimension of tensors on the experts' ranks."""
-        self.arrived: dict[Key, Tensor] = {}
-        """What arrived at the experts' ranks."""
+        self.arrived: dict[int, int] = {}
+        """Storages of what arrived at the experts' ranks, by those of what was sent."""
+        self.arrived_ids: dict[int, int] = {}
+        """The same for the ids of tensors."""
         self.returned: dict[Key, Tensor] = {}
         """What was sent back."""
+        self.moved: set[int] = set()
+        """Storages that are sent, and those that receive."""
 
     def apply(self, call: EditedCall) -> list[EditedCall]:
         """A call, after the all_to_all calls that it needs."""
         op = call.op
         before: list[EditedCall] = []
         if op.name in BATCHED_GEMMS and any(self._at_experts(t) for t in op.tensors):
-            before = [self._all_to_all(t, op) for t in op.tensors if not self._at_experts(t) and len(t.shape) == 3]
+            sent = [t for t in op.tensors if not self._at_experts(t) and len(t.shape) == 3]
+            before = [call for t in sent for call in self._all_to_all(t, op)]
         elif any(self._at_experts(t) for t in op.tensors) and not self._stays_at_experts(op):
             due = {key_of(t): t for t in op.tensors if self.tokens.get(key_of(t), NO_TOKENS) != NO_TOKENS}
-            before = [self._all_to_all(t, op) for key, t in due.items() if key not in self.returned]
+            before = [call for key, t in due.items() if key not in self.returned for call in self._all_to_all(t, op)]
             return [*before, replace(call, op=with_tensors(op, lambda t: self.returned.get(key_of(t), t)))]
         self._propagate(op)
         return [*before, replace(call, op=with_tensors(op, self._on_rank))]
@@ -120,14 +128,19 @@ class _Mixture:
         shape = [tensor.shape[0] // self.group.size, *tensor.shape[1:]]
         if at != NO_TOKENS:
             shape[at] *= self.group.size
-        return replace(self.arrived.get(key_of(tensor), tensor), shape=tuple(shape), stride=contiguous_strides(shape))
+        storage, number = self.arrived.get(tensor.storage, tensor.storage), self.arrived_ids.get(tensor.id, tensor.id)
+        return replace(tensor, shape=tuple(shape), stride=contiguous_strides(shape), id=number, storage=storage)
 
-    def _all_to_all(self, tensor: Tensor, like: Op) -> EditedCall:
+    def _all_to_all(self, tensor: Tensor, like: Op) -> list[EditedCall]:
         """Send tokens to their experts, or back."""
         key = key_of(tensor)
         if key in self.tokens:
-            returned = self.returned[key] = self.draft.copy(tensor)
-            return self.draft.collective("all_to_all", self.group, returned, self._on_rank(tensor), like)
-        transposed = tensor.stride is not None and tensor.stride[1] < tensor.stride[2]
-        self.tokens[key], self.arrived[key] = 2 if transposed else 1, self.draft.copy(tensor)
-        return self.draft.collective("all_to_all", self.group, self._on_rank(tensor), tensor, like)
+            given, out = self._on_rank(tensor), self.draft.copy(tensor)
+            self.returned[key] = out
+        else:
+            transposed = tensor.stride is not None and tensor.stride[1] < tensor.stride[2]
+            self.tokens[key] = 2 if transposed else 1
+            self.arrived[tensor.storage], self.arrived_ids[tensor.id] = self.draft.storage_id(), self.draft.tensor_id()
+            given, out = tensor, self._on_rank(tensor)
+        self.moved |= {given.storage, out.storage}
+        return [EditedCall(allocation(out, like)), self.draft.collective("all_to_all", self.group, out, given, like)]

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from foretrace.graph import Constant, ForetraceError, Graph, Indices, Job, Op, Tensor
 from foretrace.graph.op import contiguous_strides, with_tensors
-from foretrace.transforms.draft import Draft, ProcessGroup, call_like, draft_of
+from foretrace.transforms.draft import Draft, ProcessGroup, allocation, call_like, draft_of, freed_after_last_use
 from foretrace.transforms.parallel.data import DEFAULT_BUCKET_MB, share_gradients
 from foretrace.transforms.resize.resizable import resized_indices
 from foretrace.transforms.step import EditedCall
@@ -147,6 +147,7 @@ class _HybridRank:
         for row, calls in inserted:
             before[row] = chain(before.get(row, ()), calls)
         lines: list[EditedCall] = []
+        original = self.draft.next_storage
         for row, line in enumerate(self.draft.calls):
             lines += before.get(row, ())
             if row in replaced:
@@ -157,6 +158,7 @@ class _HybridRank:
             elif (update := restrict_update(line.op, trained)) is not None:
                 lines.append(EditedCall(update, line.origin))
         lines += before.get(len(self.draft.calls), ())
+        freed_after_last_use(lines, range(original, self.draft.next_storage))
         group = ProcessGroup("data", tuple(range(self.world)))
         return share_gradients(self.draft, lines, group, bucket_mb, own_gradients) if self.world > 1 else lines
 
@@ -167,6 +169,7 @@ class _HybridRank:
     def communicate(self, kind: str, group: ProcessGroup, got: Tensor, given: Tensor, like: Op) -> Iterator[EditedCall]:
         """A collective, and the wait for its end."""
         begun = self.draft.collective(kind, group, got, given, like)
+        yield EditedCall(allocation(got, like))
         yield begun
         yield self.draft.wait_for(begun, like)
 
@@ -209,6 +212,8 @@ class _WholeTables(_HybridRank):
         calls = [self.ops[table.forward] for table in self.held]
         self.sizes = {size for call in calls for size in (call.tensors[1].numel, call.produced[0].shape[0])}
         """Ids and bags of one rank's samples."""
+        self.received_ids: dict[_Table, Tensor] = {}
+        """The ids of all ranks' samples for each table that this rank holds."""
 
     def lines(self, bucket_mb: float) -> list[EditedCall]:
         """All calls in order."""
@@ -224,15 +229,16 @@ class _WholeTables(_HybridRank):
 
     def own_calls(self, row: int) -> Iterator[EditedCall]:
         """The call on a table that this rank holds, for the samples of all ranks."""
-        if not any(row == table.forward or row in table.backward for table in self.held):
+        table = next((t for t in self.held if row == t.forward or row in t.backward), None)
+        if table is None:
             return
-        op = self.ops[row]
+        op, ids = self.ops[row], self.ops[table.forward].tensors[1]
+        kept: dict[int, Tensor] = {}
         if op.name == BAG_BACKWARD:
             gradient = self.received[_view_key(op.tensors[0])]
-            op = replace(op, args=(gradient, *op.args[1:]))
-            yield EditedCall(with_tensors(op, lambda t: t if t.id == gradient.id else self._at_global_batch(t)), row)
-        else:
-            yield EditedCall(with_tensors(op, self._at_global_batch), row)
+            op, kept = replace(op, args=(gradient, *op.args[1:])), {gradient.storage: gradient}
+        kept[ids.storage] = self.received_ids[table]
+        yield EditedCall(with_tensors(op, lambda t: kept.get(t.storage) or self._at_global_batch(t)), row)
 
     def _send_ids(self) -> Iterator[EditedCall]:
         """The ids of this rank's samples go to the ranks that hold the tables."""
@@ -244,6 +250,10 @@ class _WholeTables(_HybridRank):
         sorted_ids = self.draft.tensor(got.shape, got.dtype, got.device)
         yield EditedCall(call_like("aten::cat", ([*ids],), (given,), like))
         yield from self.communicate("all_to_all", self.group, got, given, like)
+        for place, table in enumerate(self.held):
+            self.received_ids[table] = self.draft.view(
+                sorted_ids, (own[place] * self.world,), sum(own[:place]) * self.world
+            )
         yield EditedCall(call_like("aten::clone", (got,), (sorted_ids,), like, memory_format=CONTIGUOUS))
 
     def _return_embeddings(self) -> Iterator[EditedCall]:

@@ -15,7 +15,8 @@ from foretrace.transforms.parallel.experts import with_experts
 from foretrace.transforms.parallel.fsdp import shard_weights, unit_modules
 from foretrace.transforms.parallel.hybrid import tables_on_ranks
 from foretrace.transforms.parallel.pipeline import split_stages
-from foretrace.transforms.parallel.schedules import check_schedule, microbatch_of
+from foretrace.transforms.parallel.schedules import check_schedule, data_tensors, microbatch_of
+from foretrace.transforms.parallel.splitting import preexisting_tensors
 from foretrace.transforms.parallel.tensor import split_blocks
 from foretrace.transforms.step import EditedCall
 from foretrace.transforms.weights import propagate_owners, reject_sparse_gradients, weights_of
@@ -233,6 +234,7 @@ class _ParallelJob:
         if splits_batch:
             ops = microbatch_of(draft.ops, config.microbatches, draft.graph.source)
             calls = [replace(call, op=op) for call, op in zip(calls, ops)]
+            draft.whole = {t.storage for t in data_tensors(draft.ops, preexisting_tensors(draft.ops))}
         if config.tensor > 1:
             calls = split_blocks(draft, calls, mesh.group(TENSOR, 0), config.overlap, config.sequence)
         if config.experts > 1:

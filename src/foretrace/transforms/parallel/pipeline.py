@@ -14,7 +14,7 @@ from typing import Any
 from foretrace.graph import ForetraceError, Op, Tensor
 from foretrace.graph.op import RESIZE, with_tensors
 from foretrace.transforms.blocks import block_index, repeated_blocks
-from foretrace.transforms.draft import Draft, ProcessGroup, call_like
+from foretrace.transforms.draft import Draft, ProcessGroup, allocation, call_like
 from foretrace.transforms.parallel.schedules import ScheduledPass, check_schedule, stage_schedule
 from foretrace.transforms.parallel.splitting import preexisting_tensors
 from foretrace.transforms.step import EditedCall
@@ -207,11 +207,19 @@ def _add(tensor: Tensor, lists: Iterable[list[Tensor]]) -> None:
 
 
 def _find_last_uses(ops: Sequence[Op], chunk: Chunk, preexisting: set[int]) -> None:
-    """Set after which call a chunk may free each storage that the optimizer does not need."""
+    """Set after which call a chunk may free each storage that the optimizer does not need.
+
+    Where the step of one rank frees it within the chunk, there: autograd keeps what it saved until its node is done.
+    """
     kept = preexisting | {g.tensor.storage for g in chunk.gradients}
+    rows = (*chunk.forward, *chunk.backward)
     last: dict[int, int] = {}
-    for row in (*chunk.forward, *chunk.backward):
+    for row in rows:
         last |= {t.storage: row for t in (*ops[row].tensors, *ops[row].produced) if t.storage not in kept}
+    ours = set(rows)
+    for row in rows:
+        after = ops[row + 1].frees if row + 1 < len(ops) and row + 1 in ours else ()
+        last |= {storage: row for storage in after if last.get(storage, row) < row}
     for storage, row in last.items():
         chunk.last_use.setdefault(row, []).append(storage)
 
@@ -273,6 +281,8 @@ class _Stage:
         like = self.calls[rows[-1] if kind == "send" else rows[0]].op
         for tensor in tensors:
             moved = self._of_microbatch(tensor, microbatch)
+            if kind == "recv":
+                self._emit(EditedCall(allocation(moved, like)))
             self._emit(self.draft.collective(kind, group, moved, moved, like, ends[kind == "send"]))
 
     def _call(self, chunk: Chunk, rows: Sequence[int], microbatch: int) -> None:

@@ -89,7 +89,7 @@ def microbatch_of(ops: Sequence[Op], count: int, source: str = "") -> list[Op]:
     if count == 1:
         return list(ops)
     preexisting = preexisting_tensors(ops)
-    data = _data_tensors(ops, preexisting)
+    data = data_tensors(ops, preexisting)
     size = _batch_size(ops, data)
     if not size:
         raise ForetraceError(f"{source or 'the graph'} reads no batch that could be split", "Give it its batch.")
@@ -110,7 +110,7 @@ def microbatch_of(ops: Sequence[Op], count: int, source: str = "") -> list[Op]:
             return made
 
 
-def _data_tensors(ops: Sequence[Op], preexisting: dict[int, Tensor]) -> list[Tensor]:
+def data_tensors(ops: Sequence[Op], preexisting: dict[int, Tensor]) -> list[Tensor]:
     """Inputs of a step that are neither weights, nor statistics of norms, nor optimizer state."""
     others = set(weights_of(ops).weights)
     others |= {t.storage for op in ops if op.phase == "optimizer" for t in op.tensors}

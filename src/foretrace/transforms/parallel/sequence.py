@@ -136,19 +136,6 @@ class SequenceParallel:
             if writes and not reads:
                 return
 
-    def with_frees(self, made: Sequence[EditedCall]) -> list[EditedCall]:
-        """The calls, with temporary storages freed after their last use."""
-        last: dict[int, int] = {}
-        for row, call in enumerate(made):
-            last |= dict.fromkeys({t.storage for t in call.op.tensors} & self.temporary, row)
-        freed: dict[int, list[int]] = {}
-        for storage, row in last.items():
-            freed.setdefault(row + 1, []).append(storage)
-        return [
-            replace(call, op=replace(call.op, frees=(*call.op.frees, *freed[row]))) if row in freed else call
-            for row, call in enumerate(made)
-        ]
-
     def final_reductions(self, like: Op) -> list[EditedCall]:
         """All partial gradients in one all_reduce before the optimizer; once per step, also with microbatches."""
         if not self.partial_gradients:

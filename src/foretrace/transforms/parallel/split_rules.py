@@ -248,7 +248,7 @@ def reduction(s: Splitting, op: Op) -> None:
 def norm(s: Splitting, op: Op) -> None:
     """Layer and root-mean-square norms, forward and backward."""
     dim = next((d for d in (s.split_dim(t) for t in op.tensors) if d is not None), None)
-    whole = out(op)
+    whole = first(op)  # backward may have made gradients of the weights alone
     if dim is not None and dim >= len(whole.shape) - 1:
         raise ConflictError(op, whole, "it normalizes over the split dimension")
     for made in op.produced:

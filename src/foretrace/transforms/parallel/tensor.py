@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from foretrace.graph import ForetraceError, Op, Tensor
 from foretrace.transforms.blocks import block_index, repeated_blocks
-from foretrace.transforms.draft import Draft, ProcessGroup
+from foretrace.transforms.draft import Draft, ProcessGroup, freed_after_last_use
 from foretrace.transforms.parallel.sequence import SequenceParallel
 from foretrace.transforms.parallel.split_rules import RULES, VIEWS, elementwise
 from foretrace.transforms.parallel.splitting import (
@@ -148,7 +148,9 @@ def _split_calls(
         made += reductions.after(op, made, plan.overlap)
         if row == last:
             made += reductions.remaining(made)
-    return sequence.with_frees(made) if sequence else made
+    if sequence:
+        freed_after_last_use(made, sequence.temporary)
+    return made
 
 
 @dataclass
