@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from foretrace.platform.device import DEVICES
+
 RECORDING = Path(__file__).parents[1] / "data" / "h200" / "dlrm_default_b512"
 WORDS = (
     "step_ms", "step_ms_back_to_back", "low_ms", "high_ms", "device_active_ms", "device_idle_ms",
@@ -26,6 +28,15 @@ def test_a_recording_is_predicted_with_a_range_and_its_coverage(foretrace, kerne
 def test_kernels_of_a_recording_made_on_the_platform_are_taken_as_measured(foretrace):
     words = json.loads(foretrace("predict", RECORDING, "--on", "h200", "--json").out)
     assert words["coverage"]["measured"] == 1.0
+
+
+def test_the_file_of_a_gpu_is_a_platform_too(foretrace, tmp_path):
+    (tmp_path / "gpu.json").write_text((DEVICES / "a100.json").read_text().replace('"name": "a100"', '"name": "ours"'))
+    ours, a100 = (
+        json.loads(foretrace("predict", RECORDING, "--on", on, "--json").out)["step_ms"]
+        for on in (tmp_path / "gpu.json", "a100")
+    )
+    assert ours == a100
 
 
 def test_tables_name_the_platform_and_what_is_known(foretrace):

@@ -4,6 +4,7 @@ import pytest
 
 import foretrace as ft
 from foretrace.graph import ForetraceError
+from foretrace.platform.device import DEVICES
 from foretrace.platform.fabric import Fabric
 from foretrace.platform.platform import VERSION, Platform
 from tests.machines import CURVE, host, platform_folder
@@ -46,6 +47,16 @@ def test_a_host_a_platform_or_a_folder_will_do(home, tmp_path):
 def test_a_gpu_that_is_only_described_has_no_host_to_take(home):
     with pytest.raises(ForetraceError, match="a100 has no host: it was not calibrated"):
         ft.load_platform("h200", host="a100")
+
+
+def test_a_file_that_describes_a_gpu_is_a_platform(home, tmp_path):
+    text = (DEVICES / "a100.json").read_text().replace('"name": "a100"', '"name": "ours"').replace("2039", "4078")
+    (tmp_path / "gpu.json").write_text(text)
+    ours = ft.load_platform(tmp_path / "gpu.json")
+    assert ours.name == "ours" and ours.device.memory_gbps == 4078
+    (tmp_path / "gpu.json").write_text(text.replace('"sms"', '"processors"'))
+    with pytest.raises(ForetraceError, match=r"gpu.json: the field .processors. means nothing"):
+        ft.load_platform(tmp_path / "gpu.json")
 
 
 def test_a_fabric_has_a_name_of_its_own_or_a_file(home, tmp_path):

@@ -4,6 +4,7 @@ import pytest
 
 from foretrace.graph import ForetraceError
 from foretrace.prediction.fabric_choice import fabric_of, fabrics_of
+from tests.narrowing import present
 
 
 @pytest.mark.parametrize(
@@ -14,6 +15,8 @@ from foretrace.prediction.fabric_choice import fabric_of, fabrics_of
         ("Tesla V100-SXM2-32GB", 8, "v100-8x"),
         ("Tesla V100-PCIE-32GB", 2, "v100-2x-pcie"),
         ("NVIDIA H100 80GB HBM3", 4, "h100-8x"),
+        ("NVIDIA H100 80GB HBM3", 64, "h100-8x"),
+        ("NVIDIA A100-SXM4-80GB", 64, "a100-8x-nvswitch"),
         ("NVIDIA H200", 8, "h200-nvswitch"),
     ],
 )
@@ -22,7 +25,13 @@ def test_the_closest_shipped_fabric_is_taken(device: str, world: int, name: str)
 
 
 def test_between_nodes_one_that_was_measured_so_is_taken() -> None:
-    assert max(curve.nodes for curve in fabric_of("NVIDIA H100 80GB HBM3", 64).curves) > 1
+    assert max(curve.nodes for curve in fabric_of("NVIDIA A100-SXM4-40GB", 64).curves) > 1
+
+
+@pytest.mark.parametrize("device", ["NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB", "NVIDIA H200", "NVIDIA B200"])
+def test_nodes_are_joined_by_infiniband_unless_another_network_is_named(device: str) -> None:
+    network = present(present(fabric_of(device, 16).links).network)
+    assert network.kind == "InfiniBand"
 
 
 @pytest.mark.parametrize(("device", "world"), [("", 2), ("AMD Instinct MI300X", 8)])

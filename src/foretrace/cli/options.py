@@ -42,7 +42,9 @@ def platform_names(incomplete: str) -> list[str]:
     return sorted(name for name in names if name.startswith(incomplete.lower()))
 
 
-Platform = Annotated[str, typer.Option(help="The platform: its name, or its folder.", autocompletion=platform_names)]
+Platform = Annotated[
+    str, typer.Option(help="The platform: its name, its folder, or a GPU's file.", autocompletion=platform_names)
+]
 Step = Annotated[str | None, typer.Option(help="Which step of a trace, for instance ProfilerStep#3.")]
 OtherFabric = Annotated[
     str | None, typer.Option(help="What joins the ranks: a fabric's or a platform's name, or a fabric's file.")

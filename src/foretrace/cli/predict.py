@@ -37,7 +37,7 @@ class Kernels(StrEnum):
 On = Annotated[
     str | None,
     typer.Option(
-        help="The platform: its name, or its folder. Without it a profiled job keeps its own machine.",
+        help="The platform: its name, its folder, or a GPU's file. Without it a profiled job keeps its own machine.",
         autocompletion=platform_names,
     ),
 ]

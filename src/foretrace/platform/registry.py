@@ -1,7 +1,8 @@
 """Finding platforms, devices and fabrics: by name, folder or file, or put together from parts of several.
 
 Names are looked up among the shipped platforms (``data/shipped``), then among the user's own (`user_platforms`). A GPU
-that only has a description (``data/devices``) becomes a hypothetical platform, with kernel times scaled from the H200.
+that only has a description (``data/devices``, or a file of the user's) becomes a hypothetical platform, with kernel
+times scaled from the H200.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ def load_platform(
     ----------
     on
         A platform, its name or its folder. ``cpu`` is the CPU of this machine, once `foretrace calibrate cpu` has
-        measured it. A GPU that has a description and was not calibrated, as ``a100``, has its kernel times scaled from
-        the ``h200``. ``h200:hbm=1.5,host=2`` is hypothetical: parts of it are so many times as fast, as in
-        `Platform.scaled`.
+        measured it. A GPU that has a description and was not calibrated, as ``a100`` or by its file ``gpu.json``, has
+        its kernel times scaled from the ``h200``. ``h200:hbm=1.5,host=2`` is hypothetical: parts of it are so many
+        times as fast, as in `Platform.scaled`.
     host, fabric
         The part itself; or the platform whose part it is, by name or folder: it need not have the other parts, and the
         platform that is given a part need not have its own. A fabric also by a name that `foretrace platform list`
@@ -89,7 +90,8 @@ def _find(name: str, host: Host | None) -> Platform:
         return Platform.read(find_platform(name), host)
     from foretrace.platform.hypothetical import uncalibrated_platform
 
-    return uncalibrated_platform(Device.named(name), Platform.read(find_platform(REFERENCE), host))
+    device = Device.named(name) if name in device_files() else Device.read(Path(name))
+    return uncalibrated_platform(device, Platform.read(find_platform(REFERENCE), host))
 
 
 def _find_host(of: Platform | str | Path) -> Host:
@@ -164,7 +166,7 @@ def find_platform(name: str | Path) -> Path:
     near = get_close_matches(str(name), names, n=3)
     meant = f"Did you mean {' or '.join(near)}? " if near else ""
     raise ForetraceError(
-        f"no platform is called {str(name)!r}, and no folder is there",
+        f"no platform is called {str(name)!r}, and no folder or file is there",
         f"{meant}Known are: {', '.join(names)}. `foretrace calibrate --out my-platform` measures this machine.",
     )
 
@@ -187,9 +189,10 @@ def device_files() -> dict[str, Path]:
 
 
 def is_described_only(name: str | Path) -> bool:
-    """Whether a name is that of a device with a description, and of no platform.
+    """Whether a name is that of a device with a description, or such a file, and of no platform.
 
     >>> is_described_only("a100"), is_described_only("h200")
     (True, False)
     """
-    return str(name) in device_files() and str(name) not in platform_folders() and not Path(name).is_dir()
+    described = str(name) in device_files() or (str(name).endswith(".json") and Path(name).is_file())
+    return described and str(name) not in platform_folders() and not Path(name).is_dir()

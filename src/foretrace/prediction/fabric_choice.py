@@ -13,6 +13,8 @@ from foretrace.platform.fabric import Fabric, fabrics
 from foretrace.platform.platform import Platform
 
 PCIE = "pcie"
+WIDESPREAD = "InfiniBand"
+"""The network of most clusters; others are those of cloud providers."""
 
 
 def choose_fabric(
@@ -46,13 +48,16 @@ def fabrics_of(device: str, worlds: Sequence[int], gpus_per_node: int | None = N
 def fabric_of(device: str, world: int, gpus_per_node: int | None = None, size: int | None = None) -> Fabric:
     """The shipped fabric of a device that comes closest to a job of so many ranks.
 
-    Those measured between as many nodes lead; of these, the one whose ranks are closest in number; links that are known
-    by their specification alone come last.
+    Between nodes InfiniBand leads, which most clusters have; and a cloud's network for the very model that it is of
+    (p4d: A100s of 40 GB). Of these, those measured between as many nodes lead, and the one whose ranks are closest in
+    number; links that are known by their specification alone come last.
 
     The device is named as by its driver; the fabric's nodes have ``size`` GPUs, or any number.
 
     >>> fabric_of("NVIDIA A100-SXM4-80GB", 8).name, fabric_of("Tesla V100-PCIE-32GB", 2).name
     ('a100-8x-nvswitch', 'v100-2x-pcie')
+    >>> fabric_of("NVIDIA H100 80GB HBM3", 64).links.network.kind
+    'InfiniBand'
     """
     ours = [fabric for fabric in map(Fabric.named, fabrics()) if fabric.links and _is_of(fabric.links.gpu, device)]
     fitting = [fabric for fabric in ours if _reaches(fabric, world, gpus_per_node)]
@@ -88,10 +93,13 @@ def _reaches(fabric: Fabric, world: int, gpus_per_node: int | None) -> bool:
     return True
 
 
-def _distance(fabric: Fabric, device: str, world: int, gpus_per_node: int | None) -> tuple[int, int, float, str]:
-    nodes = -(-world // (gpus_per_node or fabric.gpus_per_node))
-    alike = [curve for curve in fabric.curves if (curve.nodes > 1) == (nodes > 1)]
+def _distance(fabric: Fabric, device: str, world: int, gpus_per_node: int | None) -> tuple[float | str, ...]:
+    between = -(-world // (gpus_per_node or fabric.gpus_per_node)) > 1
+    alike = [curve for curve in fabric.curves if (curve.nodes > 1) == between]
     off = min((abs(math.log(curve.ranks / world)) for curve in alike), default=math.inf)
     assert fabric.links
-    form = set(_words(fabric.links.gpu)) - set(_words(device))  # SXM3 is not SXM2
-    return not alike, len(form), off, fabric.name
+    ours, theirs, network = set(_words(fabric.links.gpu)), set(_words(device)), fabric.links.network
+    this_model = any(word.endswith("gb") for word in ours & theirs)
+    cloud = between and network is not None and network.kind != WIDESPREAD and not this_model
+    form = len(ours - theirs)  # SXM3 is not SXM2
+    return cloud, not alike, form, off, fabric.name
