@@ -52,6 +52,11 @@ def test_several_ranks_are_averaged() -> None:
     assert (row.device_ms, row.count, row.share) == (1.0, 1, 1.0)
 
 
+def test_kernels_of_a_trace_without_launches_were_not_launched_before_it() -> None:
+    rows = summed(by_op, rank(Orphan(0, 100), Orphan(200, 300)))
+    assert [row.name for row in rows] == [NO_OP]
+
+
 def test_kernels_without_an_op_are_not_lost() -> None:
     rows = summed(by_op, rank(Orphan(0, 100), launch(200, 201, (202, 252))))
     assert named(rows, EARLIER).device_ms == 0.1

@@ -40,6 +40,14 @@ def test_several_stragglers_are_named_in_rank_order(measured, page):
     assert "ranks 0 and 6 hold the others back" in shown(measured, page)
 
 
+def test_a_device_that_idles_while_nothing_of_the_host_is_recorded_is_not_said_to_wait_for_it(measured, page):
+    measured.stragglers = []
+    measured.idle_causes, measured.bound = {"no event": measured.device_idle_ms}, None
+    text = words(measured, page)
+    assert "device idle 36 % of it; most of that time has no events of the host" in text
+    assert "host-bound" not in text
+
+
 def test_without_stragglers_an_idle_device_means_host_bound(measured, page):
     measured.stragglers = []
     assert "host-bound: device idle 36 % of it" in shown(measured, page)

@@ -17,7 +17,7 @@ from foretrace.analysis.host_time import Segments
 from foretrace.analysis.report import Communication, QueueDepth, TimeRow
 from foretrace.graph import PHASES, Graph, OpTable
 from foretrace.graph.operators import C10D_CALLS, LAUNCH_FREE_OPS, communicates
-from foretrace.graph.tables import CALL, COLLECTIVE, Floats, Ints, KernelTable, Names
+from foretrace.graph.tables import CALL, COLLECTIVE, Floats, Ints, KernelTable, Names, launched_before
 from foretrace.simulation.task_graph import SYNC, T4, merged, shared, total
 
 STEP_MARK = "ProfilerStep#"
@@ -96,7 +96,7 @@ def _op_contributions(graph: Graph, cut: Segments) -> Iterator[_Contribution]:
     shown, known = labels_of(graph)
     names = [*known, NO_OP, EARLIER]
     owner = np.append(shown, len(names) - 2)[graph.kernels.op]
-    owner[graph.kernels.call < 0] = len(names) - 1
+    owner[launched_before(graph.kernels, graph.kernels)] = len(names) - 1
     yield _Contribution(owner, names, device_us=graph.kernels.end - graph.kernels.start)
     counted = graph.ops.kind == CALL
     counted[graph.kernels.op[graph.kernels.op >= 0]] = True

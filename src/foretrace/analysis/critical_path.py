@@ -13,7 +13,7 @@ from foretrace.analysis.breakdown import labels_of
 from foretrace.analysis.host_time import KINDS, Segments
 from foretrace.analysis.report import LATENCY, HotOp, PathRow
 from foretrace.graph import PHASES, Graph
-from foretrace.graph.tables import CALL, COLLECTIVE, COPY, SET, Floats, Ints, Longs, Names
+from foretrace.graph.tables import CALL, COLLECTIVE, COPY, SET, Floats, Ints, Longs, Names, launched_before
 from foretrace.simulation.critical_path import CriticalPath
 from foretrace.simulation.task_graph import SYNC, T4, TRANSFER, TaskGraph, Timeline
 
@@ -101,7 +101,8 @@ def _device_labels(row: Longs, graph: Graph, names: Names) -> tuple[Longs, Longs
     kinds = np.full(4, names.code("kernel"))
     kinds[[COPY, SET, COLLECTIVE]] = names.code("copy"), names.code("memset"), names.code("collective")
     kernel_names = np.array([names.code(name) for name in graph.kernels.names.items] + [names.code("")])
-    what = np.where(graph.kernels.call[row] >= 0, kinds[graph.kernels.kind[row]], names.code(EARLIER))
+    before = launched_before(graph.kernels, graph.kernels.rows(row))
+    what = np.where(before, names.code(EARLIER), kinds[graph.kernels.kind[row]])
     return what, kernel_names[graph.kernels.name[row]]
 
 

@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 
 import numpy as np
-from numpy.typing import NDArray
 
 from foretrace.analysis.activities import Activities
 from foretrace.analysis.critical_path import LATENCY_US
 from foretrace.analysis.host_time import KINDS, Segments, cut_at
-from foretrace.analysis.report import LATENCY, QUEUED, IdleRow
+from foretrace.analysis.report import LATENCY, NO_EVENT, QUEUED, IdleRow
 from foretrace.graph import Graph, OpTable
-from foretrace.graph.tables import Floats, Ints, KernelTable, distinct
+from foretrace.graph.tables import Floats, Ints, KernelTable, distinct, launched_before
 from foretrace.simulation.task_graph import T1, T4, merged
-
-NO_EVENT = "no event"
-"""Cause of idle time: a host of which nothing is recorded."""
 
 
 def step_window(graph: Graph, step: str | None) -> tuple[float, float]:
@@ -60,8 +56,7 @@ def idle_rows(
     begins, ends = np.append(start, busy_end), np.append(busy_start, end)
     call = np.append(kernels.call[first], -1)
     main = _launching(segments)
-    before = _launched_before(graph, kernels.rows(first)) if (call[:-1] < 0).any() else np.zeros(len(first), bool)
-    waits_for_host = np.append(~before, True)
+    waits_for_host = np.append(~launched_before(graph.kernels, kernels.rows(first)), True)
     launched = np.append(graph.calls.end, end)[call]
     launched = np.clip(np.where(waits_for_host, launched, begins), begins, np.maximum(ends, begins))
     thread = np.append(graph.calls.thread, main[0] if main else -1)[call]
@@ -73,19 +68,6 @@ def idle_rows(
     total = sum(found.values())
     rows = [IdleRow(*key, us / 1e3, us / total) for key, us in found.items() if us > 0]
     return sorted(rows, key=lambda row: -row.ms)
-
-
-def _launched_before(graph: Graph, kernels: KernelTable) -> NDArray[np.bool_]:
-    """Which kernels were launched before the trace began: without a launch in it, and ahead of the first on their
-    stream that has one. Of others without one nobody knows when they were launched, nor of any where no kernel has one.
-    """
-    first = dict.fromkeys(distinct(kernels.stream).tolist(), -np.inf)
-    known = graph.kernels.call >= 0
-    for stream in first:
-        here = graph.kernels.start[known & (graph.kernels.stream == stream)]
-        first[stream] = float(here.min()) if len(here) else np.inf if known.any() else -np.inf
-    begins = np.array([first[stream] for stream in kernels.stream.tolist()])
-    return np.asarray((kernels.call < 0) & (kernels.start < begins))
 
 
 def _launching(segments: Segments) -> list[int]:

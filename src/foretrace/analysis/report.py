@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from foretrace.simulation.task_graph import TaskGraph, Timeline
 
 
-LATENCY, QUEUED = "latency", "queued"
-"""Causes of idle time: from a launch to its start; work that was launched and does not start."""
+LATENCY, QUEUED, NO_EVENT = "latency", "queued", "no event"
+"""Causes of idle time: from a launch to its start; work that was launched and does not start; a host of
+which nothing is recorded."""
 HOST_BOUND = 0.3
 """Where the device idles for more than this share of the step, the device does not limit it."""
 
@@ -420,14 +421,17 @@ def idle_by_cause(rows: list[IdleRow]) -> dict[str, float]:
     return dict(sorted(causes.items(), key=lambda item: -item[1]))
 
 
-def bound_by(step_ms: float, idle_ms: float, causes: dict[str, float]) -> str:
+def bound_by(step_ms: float, idle_ms: float, causes: dict[str, float]) -> str | None:
     """What limits a step: the device; else the host; or a queue, where most of what the device idles for was launched.
+    None where nothing is recorded of the host during most of it.
 
     >>> bound_by(10.0, 1.0, {}), bound_by(10.0, 6.0, {"T1": 6.0}), bound_by(10.0, 6.0, {"queued": 6.0})
     ('device', 'host', 'queue')
     """
     if idle_ms <= HOST_BOUND * step_ms:
         return "device"
+    if causes.get(NO_EVENT, 0.0) > idle_ms / 2:
+        return None
     return "queue" if causes.get(QUEUED, 0.0) + causes.get(LATENCY, 0.0) > idle_ms / 2 else "host"
 
 

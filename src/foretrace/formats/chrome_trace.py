@@ -33,7 +33,8 @@ Lane = tuple[Any, Any]
 
 
 def read_lanes(path: Path) -> Columns | None:
-    """The events of a trace whose spans are pairs of events, or whose processes say what is a device; None for others.
+    """The events of a trace whose spans are pairs of events, whose launches only flows name, or whose processes say
+    what is a device; None for others.
 
     Spans that never end are left out, and counted in ``begun``.
     """
@@ -41,13 +42,30 @@ def read_lanes(path: Path) -> Columns | None:
     listed = loaded.get("traceEvents") if isinstance(loaded, dict) else loaded
     raw = [event for event in listed if isinstance(event, dict)] if isinstance(listed, list) else []
     paired, unended = joined_pairs(raw)
-    found = Columns.of([lenient_event(event) for event in paired], str(path)) if len(paired) < len(raw) else None
+    found = Columns.of([lenient_event(event) for event in with_flow_ids(paired)], str(path))
     lanes = _Lanes(paired)
-    if lanes.devices and not (found and found.device.count):
-        found = Columns.of(list(lanes.events(paired)), str(path))
-    if found:
-        found.begun = unended
+    if not found.device.count:
+        if lanes.devices:
+            found = Columns.of(list(lanes.events(paired)), str(path))
+        elif len(paired) == len(raw):
+            return None
+    found.begun = unended
     return found
+
+
+def with_flow_ids(raw: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The events, those without a correlation id with that of the flow which starts or ends where they start.
+
+    >>> launch, flow = ({"ph": ph, "pid": 1, "tid": 2, "ts": 5} for ph in ("X", "s"))
+    >>> next(with_flow_ids([launch, {**flow, "id": 9}]))["args"]
+    {'correlation': 9}
+    """
+    flows = {_at(event): event.get("id") for event in raw if event.get("ph") in ("s", "f", "t")}
+    for event in raw:
+        args = event.get("args")
+        args = args if isinstance(args, dict) else {}
+        flow = flows.get(_at(event)) if event.get("ph") == "X" and not args.get("correlation") else None
+        yield event if flow is None else {**event, "args": {**args, "correlation": flow}}
 
 
 def joined_pairs(raw: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:

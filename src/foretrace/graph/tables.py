@@ -239,6 +239,27 @@ class KernelTable(Table):
     names: Names
 
 
+def launched_before(every: KernelTable, kernels: KernelTable) -> NDArray[np.bool_]:
+    """Which kernels were launched before all calls of a trace or a step: without a launch, and ahead of the first that
+    has one on their stream, since a stream runs its work in the order of launches.
+
+    Of others without one nobody knows when they were launched, nor of any where no kernel has one.
+
+    Parameters
+    ----------
+    every
+        All kernels of the trace or the step.
+    kernels
+        The kernels in question.
+    """
+    unknown, known = kernels.call < 0, every.call >= 0
+    first = np.full(len(kernels), np.inf if known.any() else -np.inf)
+    for stream in distinct(kernels.stream[unknown]).tolist() if known.any() else ():
+        here = every.start[known & (every.stream == stream)]
+        first[kernels.stream == stream] = here.min() if len(here) else np.inf
+    return np.asarray(unknown & (kernels.op < 0) & (kernels.start < first))
+
+
 def distinct(values: NDArray[Any]) -> NDArray[Any]:
     """The distinct values in order: `numpy.unique` without importing masked arrays, as slow as reading a small trace.
 

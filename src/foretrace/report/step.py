@@ -68,7 +68,7 @@ def step_list_blocks(steps: StepList, top: int | None) -> Blocks:
         "active": lambda row: ms(row.device_active_ms),
         "idle": lambda row: ms(row.device_idle_ms),
         "kernels": lambda row: f"{row.kernels:,}",
-        "<bound": lambda row: row.bound or "host",
+        "<bound": lambda row: row.bound or ("–" if row.device_active_ms else "host"),
         "<": lambda row: "slow" if row.slow else "",
     }
     if not ranks:
@@ -222,7 +222,7 @@ def _measured_limit(report: StepReport) -> str:
     held = held_back(report, "the others")
     mean = sum(rank.step_ms for rank in report.ranks) / len(report.ranks)
     if held:
-        return f"{held}; {_bound(report, mean)} of it" if report.bound else held
+        return f"{held}; {_bound(report, mean)} of it" if report.device_span_ms else held
     if not report.device_span_ms:
         unseen = report.unrecorded_launches
         return f"its {unseen:,} launches have no kernels in the trace" if unseen else "all of it on the host"
@@ -233,6 +233,8 @@ def _mostly(report: StepReport) -> str:
     """What the device idles for most, where that is worth a word."""
     if not report.idle_causes or report.bound == "device":
         return ""
+    if report.bound is None:
+        return "; most of that time has no events of the host"
     cause, spent = next(iter(report.idle_causes.items()))
     meaning = f" ({CAUSES[cause]})" if cause in OVERHEADS else ""
     return f", {ms(spent)} ms for {cause}{meaning}"
@@ -241,7 +243,8 @@ def _mostly(report: StepReport) -> str:
 def _bound(report: StepReport, step_ms: float) -> str:
     idle = report.device_idle_ms
     bound = report.bound or bound_by(step_ms, idle, report.idle_causes)
-    return f"{BOUND[bound]}: device idle {percent(idle / step_ms if step_ms else 0.0)}"
+    idles = f"device idle {percent(idle / step_ms if step_ms else 0.0)}"
+    return f"{BOUND[bound]}: {idles}" if bound else idles
 
 
 def held_back(report: StepReport, others: str) -> str:
@@ -323,7 +326,7 @@ def _measured_tables(report: StepReport, top: int | None) -> Blocks:
         yield _idle_table(report, top)
     if report.critical_path:
         yield _critical_path(report, top)
-    if report.overheads:
+    if any(row.ms for row in report.overheads.values()):
         yield _overheads(report)
     for what, times in (
         ("op", report.by_op),

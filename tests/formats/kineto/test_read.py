@@ -300,6 +300,32 @@ def test_begins_without_ends_are_named(tmp_path: Path) -> None:
     assert "events that begin and never end are left out: 1" in graph.notes
 
 
+def test_launches_that_only_flows_name_are_found(tmp_path: Path) -> None:
+    trace, flows = training_step(), []
+    for event in trace.events:
+        if number := event["args"].pop("correlation", None):
+            place = {key: event[key] for key in ("pid", "tid", "ts")}
+            flows.append({"ph": "f" if event["cat"] == "kernel" else "s", "id": number, "cat": "ac2g", **place})
+    unlinked = read(trace, tmp_path)
+    trace.events += flows
+    graph, expected = read(trace, tmp_path), read(training_step(), tmp_path)
+    assert (unlinked.kernels.call < 0).all()
+    assert np.array_equal(graph.kernels.call, expected.kernels.call)
+    assert np.array_equal(graph.kernels.op, expected.kernels.op)
+
+
+def test_events_that_a_file_holds_twice_count_once(tmp_path: Path) -> None:
+    trace = training_step()
+    events = len(trace.events)
+    trace.events *= 2
+    graph, expected = read(trace, tmp_path), read(training_step(), tmp_path)
+    assert (len(graph.ops), len(graph.calls), len(graph.kernels)) == tuple(
+        map(len, (expected.ops, expected.calls, expected.kernels))
+    )
+    assert np.array_equal(graph.kernels.op, expected.kernels.op)
+    assert f"events that the file holds more than once are counted once: {events:,} left out" in graph.notes
+
+
 def test_an_array_of_events_is_a_trace_too_with_or_without_its_last_bracket(tmp_path: Path) -> None:
     text = json.dumps(training_step().events).encode()
     for array in (text, text[:-1], text[:-1] + b",\n"):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from foretrace.formats.kineto.decode import Args, Event
 from foretrace.graph import ForetraceError
-from foretrace.graph.tables import ANNOTATION, CALL, COMPUTE, COPY, MODULE, SET
+from foretrace.graph.tables import ANNOTATION, CALL, COMPUTE, COPY, MODULE, SET, distinct
 
 NO_ARGUMENTS = b"[],[],[],[]"
 """The signature of an event without arguments."""
@@ -37,6 +37,8 @@ NO_WORK = ("event_wait", "event_record")
 _COPIES = "dma_request"
 """MTIA's copies, among its other device records."""
 _MAX_PRODUCT = 2**62
+MAX_DISTINCT = 0.6
+"""Share of distinct start times from which on no event can be in the file twice."""
 LONG_FUNCTION_US = 100
 """Python functions that took less explain no gap of the device, and are most of a trace with stacks."""
 
@@ -101,6 +103,19 @@ class Rows:
         """The chosen rows."""
         return Rows(**{name: self[name][chosen] for name in self._parts})
 
+    def first_of_equals(self) -> NDArray[np.bool_]:
+        """Which rows are unlike all before them, whatever their arguments are.
+
+        >>> Rows(ts=np.array([5, 5, 6]), name=np.array([1, 1, 1])).first_of_equals().tolist()
+        [True, False, True]
+        """
+        columns = [self[name] for name in self._parts if name != "signature"]
+        first = np.ones(self.count, bool)
+        if self.count:
+            order = np.lexsort(columns)
+            first[order[1:]] = ~np.logical_and.reduce([column[order][1:] == column[order][:-1] for column in columns])
+        return first
+
     def extend(self, other: Rows, **instead: NDArray[Any]) -> None:
         """Append the rows of another, with some of its columns replaced."""
         if other.count:
@@ -140,6 +155,8 @@ class Columns:
         """Names of the trace's processes, devices among them."""
         self.begun = 0
         """Events that begin a span which another event ends."""
+        self.repeated = 0
+        """Events that the file holds again, left out."""
 
     @classmethod
     def of(cls, events: list[Event], source: str) -> Columns:
@@ -228,13 +245,30 @@ class Columns:
             device=_ints(args, attrgetter("device_id")),
         )
 
-    def only(self, threads: NDArray[np.bool_], processes: NDArray[np.bool_]) -> Columns:
+    def of_processes(self, threads: NDArray[np.bool_], processes: NDArray[np.bool_]) -> Columns:
         """The rows of some threads, and the device work of some processes; names and signatures are shared."""
-        found = copy(self)
-        ops, device = threads[self.ops["thread"]], processes[self.device["process"]]
-        found.ops, found.calls = self.ops.only(ops), self.calls.only(threads[self.calls["thread"]])
-        found.device, found.functions = self.device.only(device), self.functions.only(threads[self.functions["thread"]])
+        calls, functions = threads[self.calls["thread"]], threads[self.functions["thread"]]
+        found = self._only(threads[self.ops["thread"]], calls, processes[self.device["process"]], functions)
         found.memory = self.memory.only(np.isin(self.memory["device"], found.device["device"]))
+        return found
+
+    def without_repeats(self) -> Columns:
+        """The columns without events that the file holds again, as a trace that was appended to itself does."""
+        rows = self.device if self.device.count else self.ops
+        if len(distinct(rows["ts"])) > MAX_DISTINCT * rows.count:
+            return self
+        first = [some.first_of_equals() for some in (self.ops, self.calls, self.device, self.functions)]
+        found = self._only(*first)
+        found.repeated = sum(int((~some).sum()) for some in first)
+        # With times of whole microseconds a few may be equal and two all the same.
+        return found if found.repeated > (1 - MAX_DISTINCT) * sum(map(len, first)) else self
+
+    def _only(
+        self, ops: NDArray[np.bool_], calls: NDArray[np.bool_], device: NDArray[np.bool_], functions: NDArray[np.bool_]
+    ) -> Columns:
+        found = copy(self)
+        found.ops, found.calls = self.ops.only(ops), self.calls.only(calls)
+        found.device, found.functions = self.device.only(device), self.functions.only(functions)
         found.op_collectives = _chosen(self.op_collectives, ops)
         found.device_collectives = _chosen(self.device_collectives, device)
         return found

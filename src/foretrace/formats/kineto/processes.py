@@ -85,4 +85,4 @@ def _launching(hosts: list[Any], pids: list[Any], columns: Columns) -> list[Grou
 def _only(columns: Columns, pids: list[Any], hosts: set[Any], devices: set[Any]) -> Columns:
     threads = np.array([pid in hosts for pid in pids])
     work = np.array([pid in devices for pid in columns.device_pids], bool)
-    return columns.only(threads, work)
+    return columns.of_processes(threads, work)

@@ -46,13 +46,14 @@ def read_processes(path: Path) -> list[Graph]:
     """Read a profiler trace, each of its processes as a rank: one, unless the traces of several ranks were merged."""
     columns, head = read_events(path)
     of_lanes = not columns.device.count and (not columns.ops.count or any(map(is_device, columns.processes)))
-    if columns.begun or of_lanes:
+    unlinked = bool(columns.device.count and columns.calls.count and not columns.device["correlation"].any())
+    if columns.begun or of_lanes or unlinked:
         from foretrace.formats.chrome_trace import read_lanes  # other profilers' traces
 
         columns = read_lanes(path) or columns
     if not (columns.ops.count or columns.calls.count or columns.device.count):
         raise _no_events(path, columns)
-    processes, notes = split_processes(columns)
+    processes, notes = split_processes(columns.without_repeats())
     graphs = as_ranks([graph_of_columns(path, process, head) for process in processes])
     graphs[0].notes += notes
     return graphs
@@ -183,10 +184,14 @@ def _notes(graph: Graph, columns: Columns) -> list[str]:
         notes.append("no step marks (ProfilerStep#N): the whole trace is taken as one step")
     if columns.begun:
         notes.append(f"events that begin and never end are left out: {columns.begun:,}")
+    if columns.repeated:
+        notes.append(f"events that the file holds more than once are counted once: {columns.repeated:,} left out")
     if len(graph.ops) and set(columns.signatures) <= {NO_ARGUMENTS}:
         notes.append(NO_SHAPES)
     if len(graph.kernels) and not len(graph.calls):
-        notes.append("no runtime calls: kernels can't be given to the ops that launched them")
+        known = (graph.kernels.op >= 0).any()
+        owners = "are given to ops by external ids" if known else "can't be given to the ops that launched them"
+        notes.append(f"no runtime calls: kernels {owners}")
     elif len(graph.kernels) and (graph.kernels.call < 0).all() and (graph.kernels.op < 0).all():
         notes.append("no kernel names the runtime call that launched it: kernels can't be given to ops")
     used = columns.device["device"] if len(graph.kernels) else np.zeros(0, np.int64)
