@@ -13,16 +13,20 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
+from typing import Any, TypeVar
 
 try:
     import fcntl
 except ImportError:  # no such locks on this system
     fcntl = None  # type: ignore[assignment]
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
 
 OWNER = "owner.json"
 """The file in a working folder that names its process; locked as long as that process lives."""
@@ -278,3 +282,72 @@ def remove_abandoned() -> None:
             mine = not hasattr(os, "getuid") or folder.lstat().st_uid == os.getuid()
             if mine and folder.is_dir() and not folder.is_symlink() and owner_of(folder) and is_abandoned(folder):
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def map_in_processes(
+    work: Callable[[Task], Result],
+    todo: Sequence[Task],
+    count: int,
+    start: Callable[..., None] | None = None,
+    arguments: tuple[Any, ...] = (),
+) -> Iterator[Result]:
+    """The results of tasks, as they become ready, by so many new processes, which end with this one.
+
+    Parameters
+    ----------
+    work, todo, count
+        A function of a module, what it is called with, and how many processes call it.
+    start, arguments
+        What each process calls first, and with what.
+
+    Raises
+    ------
+    concurrent.futures.process.BrokenProcessPool
+        If one of them was killed.
+    """
+    from concurrent.futures import ProcessPoolExecutor, as_completed
+    from multiprocessing import active_children, get_context
+
+    others = set(active_children())
+    pool = ProcessPoolExecutor(count, get_context("spawn"), _start_worker, (os.getpid(), start, arguments))
+    try:
+        with _uninterrupted(), _without_script():
+            tasks = [pool.submit(work, task) for task in todo]
+        for task in as_completed(tasks):
+            yield task.result()
+    finally:
+        # What is still to be done after an interrupt is not waited for. The pool is left to find its processes
+        # ended: were its tasks cancelled as well, it would complain of them, or still be there when Python ends.
+        for process in set(active_children()) - others:
+            process.terminate()
+        pool.shutdown()
+
+
+def _start_worker(parent: int, start: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:
+    exit_with_parent(parent)  # its queue stays open in the other workers: it would wait for ever
+    if start is not None:
+        start(*arguments)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Processes started meanwhile never hear of Ctrl-C, which a terminal sends to all of them; this one does later."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _without_script() -> Iterator[None]:
+    """Processes started meanwhile do not run the script that asks for them, which would ask for them again.
+
+    Python runs it in each of them for what it may define; what they work with is Foretrace's own.
+    """
+    script = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = script

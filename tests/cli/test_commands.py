@@ -5,6 +5,7 @@ A page says `run` for a recording of the reader's, `train.py` for a script of th
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
@@ -36,6 +37,10 @@ ELSEWHERE = {
     r"^python (docs|-m benchmarks)": "is for who changes Foretrace",
 }
 """Commands that are not run here, and why; their options are checked all the same."""
+
+
+FLEET = ("add", "suite", "drift", "whatif", "stragglers", "hang")
+"""Subcommands of `fleet`."""
 
 
 class Command(NamedTuple):
@@ -83,8 +88,9 @@ def test_commands_are_found_and_most_of_them_are_run():
 @pytest.mark.parametrize("subcommand", SUBCOMMANDS)
 def test_every_option_that_a_page_uses_exists(foretrace, subcommand):
     known = set(re.findall(r"--[a-z][a-z-]+", foretrace(subcommand, "--help").out))
-    for group in ("device", "host", "fabric", "fit", "cpu", "list", "show", "compare"):
-        if subcommand in ("calibrate", "platform"):
+    groups = ("device", "host", "fabric", "fit", "cpu", "list", "show", "compare", *FLEET)
+    for group in groups:
+        if subcommand in ("calibrate", "fleet", "platform"):
             known |= set(re.findall(r"--[a-z][a-z-]+", foretrace(subcommand, group, "--help").out))
     for command in ALL:
         ours = re.match(rf"foretrace {subcommand} (.*)", command.line.partition(" -- ")[0].partition(" | ")[0])
@@ -134,8 +140,22 @@ def sandbox(tmp_path, monkeypatch, request, recorded_here):
             if word not in known:
                 pytest.skip("published traces are not here")
             (tmp_path / word).symlink_to(known[word])
+    if subcommand == "fleet":
+        make_fleet(tmp_path)
     monkeypatch.chdir(tmp_path)
     return command
+
+
+def make_fleet(folder: Path) -> None:
+    """A store of one recording, and what pages take it for."""
+    from foretrace.fleet import Store, add_recordings, make_suite
+
+    store = Store.open(folder / "mine", create=True)
+    add_recordings(store, [str(RECORDING)], {"gpu_hours": "40"}, workers=1)
+    if not (folder / "suite").exists():
+        (folder / "suite").mkdir()
+        text = json.dumps(make_suite(store, None, size=1).to_dict())
+        (folder / "suite" / "suite.json").write_text(text)
 
 
 @pytest.mark.parametrize("line", list(TO_RUN))

@@ -26,7 +26,7 @@ UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 SUBCOMMANDS = (
     "record", "show", "predict", "whatif", "sweep", "check", "diff", "export", "benchmark", "replay", "shard",
-    "calibrate", "ui", "platform",
+    "calibrate", "ui", "platform", "fleet",
 )  # fmt: skip
 """In the order of the help. Each is a module with a function, or an app of its own, of the same name."""
 SETTINGS = {"record": {"allow_interspersed_args": False}}

@@ -43,6 +43,10 @@ BLOCKS = {
     "FabricSummary": "platform.fabric_blocks",
     "Listing": "platform.listing_blocks",
     "Comparison": "platform.comparison_blocks",
+    "Added": "fleet.added_blocks",
+    "FleetSummary": "fleet.fleet_blocks",
+    "FleetSuite": "fleet.suite_blocks",
+    "Drift": "fleet.drift_blocks",
 }
 """For each class of results, the function that makes its blocks: a command loads only what it prints."""
 

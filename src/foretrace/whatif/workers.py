@@ -3,75 +3,32 @@
 from __future__ import annotations
 
 import gc
-import os
-import signal
-import sys
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from functools import cache
-from multiprocessing import active_children, get_context
-from types import ModuleType
 from typing import Any
 
 from foretrace.graph import ForetraceError
-from foretrace.processes import exit_with_parent
+from foretrace.processes import map_in_processes
 from foretrace.whatif.points import Point
 from foretrace.whatif.sweep import Subject, Swept, Task
 
 
 def predicted_in_processes(subject: Subject, todo: Sequence[Task], count: int) -> Iterator[list[Point]]:
     """The points of each task, as they become ready, by so many processes."""
-    others = set(active_children())
-    pool = ProcessPoolExecutor(count, get_context("spawn"), _start, (subject, os.getpid()))
     try:
-        with _uninterrupted(), _without_script():
-            tasks = [pool.submit(_work, task) for task in todo]
-        for task in as_completed(tasks):
-            yield task.result()
+        yield from map_in_processes(_work, todo, count, _start, (subject,))
     except BrokenProcessPool:
         raise ForetraceError(
             "a process of the sweep was killed", "Memory may have run out: give fewer --workers."
         ) from None
-    finally:
-        # What is still to be done after an interrupt is not waited for. The pool is left to find its processes
-        # ended: were its tasks cancelled as well, it would complain of them, or still be there when Python ends.
-        for process in set(active_children()) - others:
-            process.terminate()
-        pool.shutdown()
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Processes started meanwhile never hear of Ctrl-C, which a terminal sends to all of them; this one does later."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextmanager
-def _without_script() -> Iterator[None]:
-    """Processes started meanwhile do not run the script that asks for the sweep, which would ask for it again.
-
-    Python runs it in each of them for what it may define; what they work with is Foretrace's own.
-    """
-    script = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = script
 
 
 _given: list[Subject] = []
 """What a process of a sweep works on."""
 
 
-def _start(subject: Subject, parent: int) -> None:
-    exit_with_parent(parent)  # its queue stays open in the other workers: it would wait for ever
+def _start(subject: Subject) -> None:
     gc.disable()  # as the command line does: objects are made, and looking through them finds nothing
     _given.append(subject)
 
@@ -94,7 +51,7 @@ def predicted_on_ray(
     The address is ``HOST:PORT``, ``auto`` for the cluster that this machine is part of, or ``local`` for one on this
     machine. A subject that is a path must be readable on every machine of the cluster.
     """
-    ray = _connected(address)
+    ray = connect_ray(address)
     try:
         cores = int(ray.cluster_resources().get("CPU", 1))
         worker = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=-1)(Swept)
@@ -109,7 +66,8 @@ def predicted_on_ray(
         ray.shutdown()
 
 
-def _connected(address: str) -> Any:
+def connect_ray(address: str) -> Any:
+    """The module ray, connected to a cluster: ``HOST:PORT``, ``auto`` or ``local``."""
     try:
         import ray
     except ImportError:

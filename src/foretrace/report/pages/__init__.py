@@ -41,5 +41,9 @@ def page_of(result: Any) -> Page:
             from foretrace.report.sharding import plan_report, sharding_page
 
             return sharding_page(plan_report(result))
+        case "FleetSummary":
+            from foretrace.report.fleet import fleet_page
+
+            return fleet_page(result)
         case other:
             raise TypeError(f"there is no page of a {other}")

@@ -1,0 +1,118 @@
+"""`foretrace fleet`: a store of many recordings, where their GPU hours go, and a suite that stands for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from foretrace.cli.options import AsJson, Html, Obfuscate, Top, check_outputs, working
+from foretrace.cli.progress import progress_bar
+
+fleet = typer.Typer(no_args_is_help=True, help="Where the GPU hours of many recordings go, and a suite of few.")
+
+StorePath = Annotated[Path, typer.Argument(metavar="STORE", help="The folder of the store.")]
+
+
+@fleet.command()
+def add(
+    store: StorePath,
+    recordings: Annotated[
+        list[str],
+        typer.Argument(metavar="RECORDING", help="Recordings, traces, folders of them, or addresses like s3://…"),
+    ],
+    label: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Label all of them: team=ads, gpu_hours=120.")
+    ] = None,
+    labels: Annotated[Path | None, typer.Option(help="A CSV file of labels, with a column recording.")] = None,
+    copy: Annotated[bool, typer.Option("--copy", help="Keep copies of the recordings in the store.")] = False,
+    relabel: Annotated[bool, typer.Option("--relabel", help="Let labels replace those in the store.")] = False,
+    on: Annotated[str, typer.Option(help="Where steps are predicted that were not timed.")] = "h200",
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes; one for each core by default.")] = None,
+    ray: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Work on a Ray cluster: HOST:PORT, auto, or local.")
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Add recordings to a store; those that it has already are skipped."""
+    from foretrace.fleet.adding import add_recordings
+    from foretrace.fleet.labels import parse_labels, read_labels
+    from foretrace.fleet.store import Store
+    from foretrace.report import show as show_result
+
+    everywhere = parse_labels(label or ())
+    by_recording = read_labels(labels) if labels else {}
+    opened = Store.open(store, create=True)
+    with progress_bar(hidden=json) as on_progress:
+        done = add_recordings(
+            opened, recordings, everywhere, by_recording, copy, relabel, on, workers, ray, on_progress
+        )  # fmt: skip
+    show_result(done, json)
+
+
+@fleet.command()
+def show(
+    store: StorePath,
+    where: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Only recordings with this label: team=ads.")
+    ] = None,
+    json: AsJson = False,
+    html: Html = None,
+    top: Top = 10,
+) -> None:
+    """Show where the GPU hours go, and which jobs got slower."""
+    check_outputs([store], html=html)
+    from foretrace.fleet.store import Store
+    from foretrace.fleet.summary import summarize
+    from foretrace.report import show as show_result
+
+    with working("reading the store"):
+        summary = summarize(Store.open(store), where or ())
+    show_result(summary, json, html, top)
+
+
+@fleet.command()
+def suite(
+    store: StorePath,
+    out: Annotated[Path, typer.Option(help="Folder for the benchmarks; must not be there yet.")],
+    size: Annotated[int | None, typer.Option(min=1, help="How many recordings.")] = None,
+    budget: Annotated[
+        str | None, typer.Option(metavar="TIME", help='How long all may take to run, for instance "10 min".')
+    ] = None,
+    obfuscate: Obfuscate = False,
+    json: AsJson = False,
+    top: Top = 20,
+) -> None:
+    """Choose few recordings, with weights, that stand for the fleet, and write each as a benchmark."""
+    from foretrace.fleet.store import Store
+    from foretrace.fleet.suite import make_suite, parse_budget
+    from foretrace.replay import Choices
+    from foretrace.report import show as show_result
+
+    if size is not None and budget is not None:
+        raise typer.BadParameter(
+            "goes with a number of members that it decides: leave out --size", param_hint="--budget"
+        )
+    seconds = None if budget is None else parse_budget(budget)
+    with progress_bar(hidden=json) as on_progress:
+        made = make_suite(Store.open(store), out, size, seconds, Choices(obfuscate=obfuscate), on_progress)
+    show_result(made, json, top=top)
+
+
+@fleet.command()
+def drift(
+    store: StorePath,
+    suite: Annotated[Path, typer.Argument(metavar="SUITE", help="The folder that `fleet suite` wrote.")],
+    within: Annotated[float, typer.Option(min=0.0, help="How far a figure may be off.")] = 0.03,
+    json: AsJson = False,
+    top: Top = 20,
+) -> None:
+    """Say whether the fleet has moved away from a suite, and which few members to exchange."""
+    from foretrace.fleet.store import Store
+    from foretrace.fleet.suite import find_drift
+    from foretrace.report import show as show_result
+
+    with working("comparing"):
+        found = find_drift(Store.open(store), suite, within)
+    show_result(found, json, top=top)

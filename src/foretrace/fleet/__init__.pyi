@@ -1,0 +1,12 @@
+from foretrace.fleet.adding import Added as Added
+from foretrace.fleet.adding import add_recordings as add_recordings
+from foretrace.fleet.record import StepRecord as StepRecord
+from foretrace.fleet.record import reduce_step as reduce_step
+from foretrace.fleet.response import StepResponse as StepResponse
+from foretrace.fleet.store import Store as Store
+from foretrace.fleet.suite import Drift as Drift
+from foretrace.fleet.suite import FleetSuite as FleetSuite
+from foretrace.fleet.suite import find_drift as find_drift
+from foretrace.fleet.suite import make_suite as make_suite
+from foretrace.fleet.summary import FleetSummary as FleetSummary
+from foretrace.fleet.summary import summarize as summarize

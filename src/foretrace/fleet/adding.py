@@ -1,0 +1,373 @@
+"""Adding recordings to a store: found in folders and object stores, reduced in parallel, skipped where known."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from foretrace._progress import OnProgress, Progress
+from foretrace.api import DEFAULT_PLATFORM, load, observe, predict
+from foretrace.errors import ForetraceError
+from foretrace.fleet.labels import HOURS, NAMED, Labels, check_agree, labelled, labels_for, unmatched
+from foretrace.fleet.record import StepRecord, reduce_step
+from foretrace.fleet.store import ORIGINALS, Store, from_table
+from foretrace.formats.load import SUFFIXES
+from foretrace.output import atomic_folder
+from foretrace.processes import map_in_processes, temporary_folder
+from foretrace.record.folder import is_recording
+from foretrace.whatif.workers import connect_ray
+
+PART_RECORDS = 64
+"""Records that are written at once: what a killed process loses at most, for each of those that work for it."""
+PER_TASK = 8
+"""Recordings that a worker is given at once."""
+REMOTE = "://"
+
+
+class Found(NamedTuple):
+    """A recording that was found."""
+
+    path: str
+    """A file or folder, or its address in an object store."""
+    name: str
+    stamp: str
+    """Hash of names, sizes and times of its files."""
+
+
+class Broken(NamedTuple):
+    """A recording that could not be read."""
+
+    path: str
+    why: str
+
+
+class Task(NamedTuple):
+    """Recordings for a worker to reduce."""
+
+    found: tuple[Found, ...]
+    known: frozenset[str]
+    """Ids in the store."""
+    copies: str
+    """Folder for copies of the originals; empty for none."""
+    on: str
+    """Where steps without measured times are predicted."""
+
+
+@dataclass
+class Added:
+    """What `fleet add` did."""
+
+    store: str
+    added: int = 0
+    there: int = 0
+    """Recordings that the store had already."""
+    relabelled: int = 0
+    broken: list[Broken] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields of ``foretrace fleet add --json``."""
+        return {
+            "store": self.store, "added": self.added, "there": self.there, "relabelled": self.relabelled,
+            "broken": [one._asdict() for one in self.broken], "notes": self.notes,
+        }  # fmt: skip
+
+
+def add_recordings(
+    store: Store,
+    paths: Iterable[str],
+    labels: Labels | None = None,
+    by_recording: Mapping[str, Labels] | None = None,
+    copy: bool = False,
+    relabel: bool = False,
+    on: str = DEFAULT_PLATFORM,
+    workers: int | None = None,
+    ray: str | None = None,
+    on_progress: OnProgress = lambda progress: None,
+) -> Added:
+    """Add recordings to a store; those that it has are skipped, those that can't be read are listed.
+
+    Parameters
+    ----------
+    store
+        Where to.
+    paths
+        Recordings, traces, folders with any number of them, or addresses of object stores.
+    labels, by_recording
+        Labels of all of them, and of single ones by name or path.
+    copy
+        Keep a copy of each in the store.
+    relabel
+        Whether labels may replace others.
+    on
+        Where steps that were not timed are predicted.
+    workers, ray
+        Processes to reduce with, as many as there are cores by default; or the address of a Ray cluster.
+    on_progress
+        Called with what is being done.
+    """
+    on_progress(Progress("looking for recordings"))
+    found = list({one.path: one for path in paths for one in find_recordings(path, store.path)}.values())
+    given = {one.path: labels_for(one.path, one.name, labels or {}, by_recording or {}) for one in found}
+    done = Added(str(store.path))
+    done.notes += [f"no recording is called {name}" for name in unmatched(by_recording or {}, _names(found))[:8]]
+    todo = _not_there(store, found, given, relabel, done)
+    known = frozenset(store.table(["id"]).column("id").to_pylist())
+    copies = str(store.path / ORIGINALS) if copy else ""
+    tasks = [Task(tuple(todo[first : first + PER_TASK]), known, copies, on) for first in range(0, len(todo), PER_TASK)]
+    waiting: list[StepRecord] = []
+    try:
+        for finished, results in enumerate(_reduced(tasks, workers, ray), 1):
+            for path, result in results:
+                if isinstance(result, StepRecord):
+                    waiting.append(labelled(result, given[path]))
+                    done.added += 1
+                elif isinstance(result, Broken):
+                    done.broken.append(result)
+                else:
+                    done.there += 1
+            if len(waiting) >= PART_RECORDS:
+                store.add(waiting)
+                waiting = []
+            on_progress(Progress("adding recordings", min(finished * PER_TASK, len(todo)), len(todo)))
+    finally:
+        store.add(waiting)
+    store.merge()
+    done.broken.sort()
+    return done
+
+
+def _names(found: Sequence[Found]) -> list[str]:
+    return [name for one in found for name in (one.path, one.name)]
+
+
+def find_recordings(path: str, store: Path | None = None) -> Iterator[Found]:
+    """The recordings at a path: itself, or all in a folder and the folders inside it.
+
+    A folder that holds traces is one recording, of several ranks where it has several files.
+    """
+    if REMOTE in path:
+        yield from _remote_recordings(path)
+        return
+    place = Path(path)
+    if not os.path.lexists(place):
+        raise ForetraceError(f"{path} does not exist", "Check the path.")
+    if place.is_file() or is_recording(place) or _holds_traces(place):
+        yield Found(str(place.absolute()), place.name or place.absolute().name, _stamp(place))
+        return
+    for inner in sorted(place.iterdir()):
+        if inner.is_dir() and not inner.name.startswith(".") and inner != store:
+            yield from find_recordings(str(inner), store)
+
+
+def _holds_traces(folder: Path) -> bool:
+    """Whether a folder holds traces itself, or only folders of its ranks."""
+    inside = [one for one in folder.iterdir() if not one.name.startswith(".")]
+    if any(one.name.lower().endswith(SUFFIXES) and one.is_file() for one in inside):
+        return True
+    folders = [one for one in inside if one.is_dir()]
+    return bool(folders) and all(one.name.startswith("rank") for one in folders)
+
+
+def _files(place: Path) -> list[Path]:
+    """What a recording is made of."""
+    return [place] if place.is_file() else sorted(one for one in place.rglob("*") if one.is_file())
+
+
+def _stamp(place: Path) -> str:
+    seen = hashlib.blake2b(digest_size=12)
+    for file in _files(place):
+        about = file.stat()
+        seen.update(f"{file.relative_to(place)} {about.st_size} {about.st_mtime_ns}\n".encode())
+    return seen.hexdigest()
+
+
+def content_id(place: Path) -> str:
+    """The hash of a recording's files and of their names in it, wherever it lies."""
+    seen = hashlib.blake2b(digest_size=16)
+    for file in _files(place):
+        seen.update(f"{file.relative_to(place) if place.is_dir() else ''} {file.stat().st_size}\n".encode())
+        with file.open("rb") as content:
+            while chunk := content.read(1 << 20):
+                seen.update(chunk)
+    return seen.hexdigest()
+
+
+def _not_there(
+    store: Store, found: Sequence[Found], given: Mapping[str, Labels], relabel: bool, done: Added
+) -> list[Found]:
+    """The recordings that the store does not have from the same place; those that it has get new labels."""
+    table = store.table(["stamp", HOURS, *NAMED, "name", "labels"])
+    rows = {(row["source"], row["stamp"]): row for row in table.to_pylist()}
+    todo, changed = [], {}
+    for one in found:
+        row = rows.get((one.path, one.stamp))
+        if row is None:
+            todo.append(one)
+            continue
+        done.there += 1
+        had = {name: row[name] for name in NAMED} | {label["_0"]: label["_1"] for label in row["labels"]}
+        had[HOURS] = "" if row[HOURS] is None else str(row[HOURS])
+        if relabel:
+            changed[row["id"]] = given[one.path]
+        else:
+            check_agree(row["name"], had, given[one.path])
+            if any(not had.get(name) for name in given[one.path] if name != "date"):
+                changed[row["id"]] = given[one.path]
+    if changed:
+        import pyarrow.compute as pc
+
+        whole = store.table()
+        mine = from_table(whole.filter(pc.is_in(whole.column("id"), value_set=_array(changed))))
+        after = [replace(labelled(one, changed[one.id]), revision=one.revision + 1) for one in mine]
+        after = [new for new, old in zip(after, mine) if replace(new, revision=old.revision) != old]
+        store.add(after)
+        done.relabelled = len(after)
+    return todo
+
+
+def _array(values: Iterable[str]) -> Any:
+    import pyarrow as pa
+
+    return pa.array(list(values), pa.string())
+
+
+Result = tuple[str, "StepRecord | Broken | None"]
+"""A path and what became of it; None where the store has it from elsewhere."""
+
+
+def _reduced(tasks: Sequence[Task], workers: int | None, ray: str | None) -> Iterator[list[Result]]:
+    """What becomes of each task's recordings, as they become ready."""
+    if ray is not None:
+        yield from _reduced_on_ray(tasks, workers, ray)
+        return
+    count = min(workers or len(os.sched_getaffinity(0)), len(tasks))
+    if count < 2:
+        yield from map(reduce_task, tasks)
+        return
+    try:
+        yield from map_in_processes(reduce_task, tasks, count)
+    except BrokenProcessPool:
+        raise ForetraceError(
+            "a process was killed while it read a recording",
+            "Memory may have run out: give fewer --workers. What was added is kept, and the same command goes on.",
+        ) from None
+
+
+def _reduced_on_ray(tasks: Sequence[Task], workers: int | None, address: str) -> Iterator[list[Result]]:
+    ray = connect_ray(address)
+    try:
+        cores = int(ray.cluster_resources().get("CPU", 1))
+        work = ray.remote(num_cpus=1, max_retries=3)(reduce_task)
+        count, pending, rest = min(workers or cores, cores), [], iter(tasks)
+        for task in rest:
+            pending.append(work.remote(task))
+            if len(pending) >= 2 * count:
+                ready, pending = ray.wait(pending)
+                yield from ray.get(ready)
+        while pending:
+            ready, pending = ray.wait(pending)
+            yield from ray.get(ready)
+    finally:
+        ray.shutdown()
+
+
+def reduce_task(task: Task) -> list[Result]:
+    """Reduce some recordings, one after the other."""
+    return [(one.path, _reduce_one(one, task)) for one in task.found]
+
+
+def _reduce_one(found: Found, task: Task) -> StepRecord | Broken | None:
+    try:
+        with _local(found.path) as place:
+            number = content_id(place)
+            if number in task.known:
+                return None
+            record = reduce_recording(str(place), task.on)
+            if task.copies:
+                _copy(place, Path(task.copies) / number)
+            return replace(record, id=number, name=found.name, source=found.path, stamp=found.stamp)
+    except ForetraceError as error:
+        return Broken(found.path, str(error))
+    except Exception as error:  # one bad file of thousands must not end the others
+        return Broken(found.path, f"{type(error).__name__}: {error}")
+
+
+def reduce_recording(path: str, on: str = DEFAULT_PLATFORM) -> StepRecord:
+    """The record of a recording or trace; steps that were not timed are predicted on a platform."""
+    job = load(path)
+    timed = any(graph.has_times and (len(graph.kernels) or not graph.device) for graph in job.graphs)
+    return reduce_step(observe(job) if timed else predict(job, on), job)
+
+
+def _copy(place: Path, target: Path) -> None:
+    if target.exists():
+        return
+    with atomic_folder(target) as folder:
+        for file in _files(place):
+            inside = file.name if place.is_file() else file.relative_to(place)
+            (folder / inside).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, folder / inside)
+
+
+def _remote(url: str) -> tuple[Any, str]:
+    """The file system of an address, and the path there."""
+    try:
+        import fsspec
+    except ImportError:
+        raise ForetraceError(
+            f"{url} is in an object store, which needs fsspec", "pip install fsspec, and the package for that store."
+        ) from None
+    try:
+        system, path = fsspec.core.url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        raise ForetraceError(f"{url} can't be opened ({error})", "Install what fsspec asks for.") from None
+    return system, path
+
+
+def _remote_recordings(url: str) -> Iterator[Found]:
+    """Recordings of an object store: folders with a job.json, and other folders with traces."""
+    system, root = _remote(url)
+    scheme = url.partition(REMOTE)[0]
+    try:
+        files: dict[str, Any] = system.find(root, detail=True)
+    except OSError as error:
+        raise ForetraceError(f"{url} can't be listed ({error})", "Check the address and your credentials.") from None
+    if not files:
+        raise ForetraceError(f"{url} does not exist", "Check the address.")
+    recordings = {path.rpartition("/")[0] for path in files if path.rpartition("/")[2] == "job.json"}
+    inside: dict[str, list[str]] = {}
+    for path in sorted(files):
+        owner = next((one for one in recordings if path.startswith(f"{one}/")), None)
+        if owner is None and path.lower().endswith(SUFFIXES):
+            owner = path if path == root else path.rpartition("/")[0]
+        if owner is not None:
+            inside.setdefault(owner, []).append(path)
+    for owner, members in inside.items():
+        seen = hashlib.blake2b(digest_size=12)
+        for path in members:
+            about = files[path]
+            change = next((about[key] for key in ("etag", "ETag", "mtime", "LastModified") if about.get(key)), "")
+            seen.update(f"{path} {about.get('size')} {change}\n".encode())
+        address = owner if scheme == "file" else owner.lstrip("/")
+        yield Found(f"{scheme}{REMOTE}{address}", Path(owner).name, seen.hexdigest())
+
+
+@contextmanager
+def _local(path: str) -> Iterator[Path]:
+    """A recording as files of this machine: those that it is, or copies of an object store's."""
+    if REMOTE not in path:
+        yield Path(path)
+        return
+    system, there = _remote(path)
+    with temporary_folder() as folder:
+        place = folder / Path(there).name
+        system.get(there, str(place), recursive=True)
+        yield place

@@ -1,0 +1,299 @@
+"""Choosing few recordings, with weights, whose mix is that of a fleet.
+
+`choose` is what suites use: recordings are exchanged one by one as long as that brings the weighted mix closer to the
+fleet's, starting from a greedy choice. The others are the literature's, to compare it with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from foretrace.fleet.mix import FAMILY, STEERING, Mix
+from foretrace.graph.tables import Floats
+
+MAX_PASSES, POLISHES = 30, 4
+LARGEST = 0.5
+"""How much the largest error of a figure counts, relative to the device time in a wrong family."""
+TRIED = 24
+"""Recordings that are weighed exactly for each place in a suite, of those that promise most."""
+MAX_CANDIDATES = 3000
+"""Recordings that exchanges look at: of more, those with most hours and those that are most unlike others."""
+
+Choice = tuple[list[int], Floats]
+"""Places of recordings, and the hours that each stands for."""
+
+
+def choose(mix: Mix, size: int, kept: list[int] | None = None, target: Floats | None = None) -> Choice:
+    """Recordings and their weights: a greedy choice, improved by exchanges. ``kept`` are in it already."""
+    problem = _Problem(mix, target)
+    chosen = list(kept or [])
+    while len(chosen) < min(size, len(mix.ids)):
+        chosen.append(problem.best_addition(chosen))
+    chosen = sorted(problem.polished(problem.exchanged(chosen)))
+    return chosen, problem.weights(chosen)
+
+
+class _Problem:
+    """Least squares of a mix, each figure relative to the fleet's, with weights that are not negative."""
+
+    def __init__(self, mix: Mix, target: Floats | None = None) -> None:
+        wanted = mix.target if target is None else target
+        factor = np.where(mix.stated, 1.0, STEERING) / mix.scale(wanted)
+        self.mix, self.wanted = mix, wanted
+        self.rows: Floats = mix.per_hour * factor
+        self.goal: Floats = wanted * factor
+        self.gram: Floats = np.einsum("ij,ij->i", self.rows, self.rows)
+        self.toward: Floats = self.rows @ self.goal
+        self.whole = float(self.goal @ self.goal)
+        self.candidates = self._candidates()
+
+    def _candidates(self) -> np.ndarray:
+        """Places that may be chosen: all, or of many those with most hours and a spread of the others."""
+        count = len(self.mix.ids)
+        if count <= MAX_CANDIDATES:
+            return np.arange(count)
+        weighty = np.argsort(-self.mix.hours, kind="stable")[: MAX_CANDIDATES // 2]
+        centre = self.goal / max(float(self.mix.hours.sum()), 1e-9)
+        unlike = ((self.rows - centre) ** 2).sum(axis=1)
+        spread = np.argsort(unlike, kind="stable")[:: max(2 * count // MAX_CANDIDATES, 1)]
+        return np.unique(np.concatenate([weighty, spread]))
+
+    def error(self, chosen: list[int]) -> float:
+        """The squared error that is left with the best weights."""
+        return self._solved(chosen)[1]
+
+    def _solved(self, chosen: list[int]) -> tuple[Floats, float]:
+        """Weights that are not negative and the squared error, by an active set on the normal equations."""
+        part = self.rows[chosen]
+        gram, toward = part @ part.T, self.toward[chosen]
+        active = np.ones(len(chosen), bool)
+        weights = np.zeros(len(chosen))
+        for _ in range(2 * len(chosen)):
+            places = np.flatnonzero(active)
+            found = np.linalg.lstsq(gram[np.ix_(places, places)], toward[places], rcond=None)[0]
+            if (found > 0).all():
+                weights[:] = 0.0
+                weights[places] = found
+                break
+            active[places[np.argmin(found)]] = False
+        return weights, float(self.whole - 2 * weights @ toward + weights @ gram @ weights)
+
+    def best_addition(self, chosen: list[int]) -> int:
+        """The recording that, added to some, leaves the least error."""
+        return min(self._promising(chosen), key=lambda place: (self.error([*chosen, place]), place))
+
+    def _promising(self, chosen: list[int]) -> list[int]:
+        """Recordings that would reduce the error most, were weights allowed to be negative."""
+        free = self.candidates[~np.isin(self.candidates, chosen)]
+        rows = self.rows[free]
+        residual, gram = self.goal, self.gram[free]
+        if chosen:
+            part = self.rows[chosen]
+            weights, _ = self._solved(chosen)
+            residual = self.goal - weights @ part
+            basis = np.linalg.qr(part.T)[0]
+            gram = gram - ((rows @ basis) ** 2).sum(axis=1)
+        gain = np.maximum(rows @ residual, 0.0) ** 2 / np.maximum(gram, 1e-12)
+        return [int(place) for place in free[np.argsort(-gain, kind="stable")[:TRIED]]]
+
+    def exchanged(self, chosen: list[int], most: int | None = None) -> list[int]:
+        """Recordings exchanged for others as long as that reduces the error; of at most so many."""
+        best, before = self.error(chosen), set(chosen)
+        for _ in range(MAX_PASSES):
+            improved = False
+            for place in list(chosen):
+                rest = [other for other in chosen if other != place]
+                if most is not None and place in before and len(before - set(rest)) > most:
+                    continue
+                new = self.best_addition(rest)
+                error = self.error([*rest, new])
+                if error < best * (1 - 1e-6):
+                    chosen, best, improved = [*rest, new], error, True
+            if not improved:
+                break
+        return chosen
+
+    def polished(self, chosen: list[int]) -> list[int]:
+        """Recordings exchanged as long as that reduces what `weighed` says is left, which takes longer to find out."""
+        best = self.weighed(chosen)[1]
+        for _ in range(POLISHES):
+            improved = False
+            for place in list(chosen):
+                rest = [other for other in chosen if other != place]
+                options = [(self.weighed([*rest, new])[1], new) for new in self._promising(rest)]
+                error, new = min(options)
+                if error < best * (1 - 1e-3):
+                    chosen, best, improved = [*rest, new], error, True
+            if not improved:
+                break
+        return chosen
+
+    def weights(self, chosen: list[int]) -> Floats:
+        """The weights of recordings, in hours."""
+        return self.weighed(chosen)[0]
+
+    def weighed(self, chosen: list[int]) -> tuple[Floats, float]:
+        """The weights with the least errors, and what is left of these, by a linear program.
+
+        Counted are the device time in a wrong family, the largest error of a stated figure, and a little of all.
+        """
+        from scipy.optimize import linprog
+
+        stated, figures, count = self.mix.stated, int(self.mix.stated.sum()), len(chosen)
+        scale = self.mix.scale(self.wanted)[stated]
+        rows, goal = (self.mix.per_hour[chosen][:, stated] / scale).T, self.wanted[stated] / scale
+        families = np.array([figure.kind == FAMILY for figure in self.mix.figures])[stated]
+        whole = float(self.wanted[self.mix.places(FAMILY)].sum()) or 1.0
+        eye, none = np.eye(figures), np.zeros((figures, 1))
+        matrix = np.block([[rows, -eye, none], [-rows, -eye, none], [np.zeros((figures, count)), eye, none - 1.0]])
+        limit = np.concatenate([goal, -goal, np.zeros(figures)])
+        each = np.where(families, scale / whole, 0.0) + 0.1 / figures
+        done = linprog(np.concatenate([np.zeros(count), each, [LARGEST]]), A_ub=matrix, b_ub=limit, method="highs")
+        if not done.success:
+            return self._solved(chosen)
+        return np.asarray(done.x[:count]), float(done.fun)
+
+
+def weights_of(mix: Mix, chosen: list[int]) -> Floats:
+    """The best weights of recordings that are chosen already."""
+    return _Problem(mix).weights(chosen)
+
+
+def largest_error(mix: Mix, chosen: list[int], weights: Floats, target: Floats | None = None) -> float:
+    """The largest error of a stated figure."""
+    wanted = mix.target if target is None else target
+    return float((np.abs(weights @ mix.per_hour[chosen] - wanted) / mix.scale(wanted))[mix.stated].max())
+
+
+def exchange(mix: Mix, chosen: list[int], within: float, most: int) -> list[int]:
+    """The fewest exchanges, up to so many, that bring a suite's mix within a limit of the fleet's.
+
+    First none, with new weights; then one after the other, each the one that helps most.
+    """
+    problem, now = _Problem(mix), list(chosen)
+    best, error = now, largest_error(mix, sorted(now), problem.weights(sorted(now)))
+    for _ in range(most):
+        if error <= within:
+            break
+        options = []
+        for place in now:
+            if place in chosen:  # what was brought in stays
+                rest = [other for other in now if other != place]
+                new = problem.best_addition(rest)
+                options.append((problem.error([*rest, new]), [*rest, new]))
+        if not options:
+            break
+        now = min(options)[1]
+        found = largest_error(mix, sorted(now), problem.weights(sorted(now)))
+        if found < error:
+            best, error = now, found
+    return sorted(best)
+
+
+def top_by_hours(mix: Mix, size: int) -> Choice:
+    """The recordings with most hours, as heavy as all."""
+    chosen = sorted(np.argsort(-mix.hours, kind="stable")[:size].tolist())
+    return chosen, mix.hours[chosen] * (mix.hours.sum() / mix.hours[chosen].sum())
+
+
+def at_random(mix: Mix, size: int, seed: int = 0) -> Choice:
+    """Recordings drawn by their hours, each as heavy as the others."""
+    drawn = np.random.default_rng(seed).choice(
+        len(mix.ids), min(size, len(mix.ids)), replace=False, p=mix.hours / mix.hours.sum()
+    )
+    return sorted(drawn.tolist()), np.full(len(drawn), mix.hours.sum() / len(drawn))
+
+
+def stratified(mix: Mix, size: int) -> Choice:
+    """The largest recording of each stratum, weighted by its hours: strata are the families with most device time."""
+    family = mix.per_hour[:, mix.places(FAMILY)].argmax(axis=1)
+    strata = sorted(set(family.tolist()), key=lambda one: -mix.hours[family == one].sum())
+    chosen: list[int] = []
+    for turn in range(size):
+        for one in strata:
+            inside = np.flatnonzero(family == one)
+            inside = inside[np.argsort(-mix.hours[inside], kind="stable")]
+            if turn < len(inside) and len(chosen) < size:
+                chosen.append(int(inside[turn]))
+    weights = np.array(
+        [
+            mix.hours[family == family[one]].sum() / sum(family[other] == family[one] for other in chosen)
+            for one in chosen
+        ]
+    )
+    return chosen, weights * mix.hours.sum() / weights.sum()
+
+
+def k_medoids(mix: Mix, size: int) -> Choice:
+    """Medoids of clusters of the mixes, each as heavy as its cluster: alternating assignment and update."""
+    rows = _Problem(mix).rows
+    chosen = [int(np.argmax(mix.hours))]
+    distance = ((rows - rows[chosen[0]]) ** 2).sum(axis=1)
+    while len(chosen) < min(size, len(rows)):
+        chosen.append(int(np.argmax(distance * mix.hours)))
+        distance = np.minimum(distance, ((rows - rows[chosen[-1]]) ** 2).sum(axis=1))
+    for _ in range(MAX_PASSES):
+        apart = ((rows[:, None] - rows[chosen][None]) ** 2).sum(axis=2)
+        owner, before = apart.argmin(axis=1), list(chosen)
+        for number in range(len(chosen)):
+            inside = np.flatnonzero(owner == number)
+            if len(inside):
+                centre = (rows[inside] * mix.hours[inside, None]).sum(axis=0) / mix.hours[inside].sum()
+                chosen[number] = int(inside[((rows[inside] - centre) ** 2).sum(axis=1).argmin()])
+        if chosen == before:
+            break
+    return chosen, np.bincount(owner, mix.hours, len(chosen)).astype(np.float64)
+
+
+def facility_location(mix: Mix, size: int) -> Choice:
+    """Recordings that are nearest to all others, weighted by hours, chosen greedily; each as heavy as those near it."""
+    rows = _Problem(mix).rows
+    apart = np.sqrt(((rows[:, None] - rows[None]) ** 2).sum(axis=2))
+    nearest, chosen = np.full(len(rows), np.inf), list[int]()
+    for _ in range(min(size, len(rows))):
+        cost = (np.minimum(apart, np.minimum(nearest, apart.max())[:, None]) * mix.hours[:, None]).sum(axis=0)
+        cost[chosen] = np.inf
+        chosen.append(int(cost.argmin()))
+        nearest = np.minimum(nearest, apart[:, chosen[-1]])
+    return chosen, np.bincount(apart[:, chosen].argmin(axis=1), mix.hours, len(chosen)).astype(np.float64)
+
+
+def integer_program(mix: Mix, size: int, seconds: float = 60.0) -> Choice:
+    """Recordings and weights with the least sum of errors of the stated figures, by HiGHS within a time limit."""
+    from scipy.optimize import Bounds, LinearConstraint, milp
+
+    stated, wanted = mix.stated, mix.target
+    scale = mix.scale(wanted)[stated]
+    rows, goal = (mix.per_hour[:, stated] / scale).T, wanted[stated] / scale
+    count, figures, most = len(mix.ids), len(goal), float(mix.hours.sum())
+    zeros, eye = np.zeros((figures, count)), np.eye(figures)
+    matrix = np.block([[rows, zeros, -eye], [-rows, zeros, -eye]])
+    limits = [LinearConstraint(matrix, -np.inf, np.concatenate([goal, -goal]))]
+    limits.append(LinearConstraint(np.block([np.eye(count), -most * np.eye(count), zeros.T]), -np.inf, 0.0))
+    limits.append(LinearConstraint(np.concatenate([np.zeros(count), np.ones(count), np.zeros(figures)]), 0, size))
+    upper = np.concatenate([np.full(count, most), np.ones(count), np.full(figures, np.inf)])
+    done = milp(
+        np.concatenate([np.zeros(2 * count), np.ones(figures)]),
+        integrality=np.concatenate([np.zeros(count), np.ones(count), np.zeros(figures)]),
+        bounds=Bounds(0, upper),
+        constraints=limits,
+        options={"time_limit": seconds, "mip_rel_gap": 0.01},
+    )
+    if done.x is None:
+        return top_by_hours(mix, size)
+    chosen = np.flatnonzero(done.x[count : 2 * count] > 0.5).tolist()
+    return chosen, np.asarray(done.x[chosen])
+
+
+METHODS: dict[str, Callable[[Mix, int], Choice]] = {
+    "exchange": choose,
+    "integer program": integer_program,
+    "k-medoids": k_medoids,
+    "facility location": facility_location,
+    "stratified": stratified,
+    "top by hours": top_by_hours,
+    "random": at_random,
+}
+"""What the claim on suites compares."""

@@ -1,0 +1,173 @@
+"""A fleet in the terminal: what was added, where its hours go, its suite, and what would save hours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import RenderableType
+
+from foretrace.report.formatting import figure, ms, percent, plural, short_name, signed
+from foretrace.report.terminal import Blocks, Fact, bar, fact_lines, note_lines, table
+
+if TYPE_CHECKING:
+    from foretrace.fleet.adding import Added
+    from foretrace.fleet.suite import Drift, FleetSuite, MemberRow, ScoreRow
+    from foretrace.fleet.summary import FleetSummary, HoursRow
+    from foretrace.report.pages.page import Chart, Page
+
+
+def added_blocks(done: Added, top: int | None) -> Blocks:
+    """How many recordings were added, and those that could not be read."""
+    facts: list[Fact] = [
+        ("added", f"{done.added:,}", "recordings"),
+        ("there", f"{done.there:,}", "were in the store already"),
+    ]
+    if done.relabelled:
+        facts.append(("labels", f"{done.relabelled:,}", "recordings got new ones"))
+    if done.broken:
+        facts.append(("skipped", f"{len(done.broken):,}", "could not be read"))
+    yield fact_lines(done.store, facts)
+    if done.broken:
+        yield table("Skipped", ["<recording…", "<why…"], [[one.path, one.why] for one in done.broken], top)
+    yield from note_lines(done.notes)
+
+
+TABLES = (
+    ("By job", "by_job"), ("By team", "by_team"), ("By model", "by_model"), ("By cluster", "by_cluster"),
+    ("By kernel family, of the time in which devices work", "by_family"), ("By op", "by_op"),
+    ("By op and shapes", "by_shape"), ("By collective, waits included", "by_collective"),
+    ("What devices idle for", "by_idle"),
+)  # fmt: skip
+
+
+def fleet_blocks(fleet: FleetSummary, top: int | None) -> Blocks:
+    """Where the hours of a fleet go, its trend, and jobs that got slower."""
+    yield fact_lines(f"{fleet.store}: {plural(fleet.recordings, 'recording')}", fleet_facts(fleet))
+    for title, name in TABLES:
+        rows: list[HoursRow] = getattr(fleet, name)
+        if rows:
+            most = rows[0].hours or 1.0
+            cells = [
+                [
+                    short_name(row.name),
+                    figure(row.hours),
+                    percent(row.share),
+                    bar(row.hours / most),
+                    f"{row.recordings:,}",
+                ]
+                for row in rows
+            ]
+            yield table(title, ["<name…", "GPU hours", "share", "<", "recordings"], cells, top)
+    if fleet.weeks:
+        rows_of_weeks = [[week.week, figure(week.hours), _largest(week.by_family)] for week in fleet.weeks]
+        yield table("By week", ["<week", "GPU hours", "<most of it…"], rows_of_weeks, top)
+    if fleet.outliers:
+        cells = [
+            [row.job, f"{ms(row.step_ms[0])} → {ms(row.step_ms[1])}", signed(row.slower), "; ".join(row.why)]
+            for row in fleet.outliers
+        ]
+        yield table("Jobs that got slower", ["<job…", "<step ms", "change", "<why…"], cells, top)
+    yield from note_lines(fleet.notes)
+
+
+def fleet_facts(fleet: FleetSummary) -> list[Fact]:
+    """The most important figures of a fleet."""
+    return [
+        ("hours", figure(fleet.hours), "GPU hours"),
+        ("at work", percent(fleet.active), f"of them; {percent(fleet.exposed_communication)} exposed communication"),
+        ("idle", percent(fleet.idle), "of them"),
+        ("MFU", percent(fleet.mfu), "arithmetic at peak rates, of all hours"),
+        ("compiled", percent(fleet.compiled), "of the hours in kernels of torch.compile"),
+    ]
+
+
+def _largest(by_family: dict[str, float]) -> str:
+    whole = sum(by_family.values()) or 1.0
+    ordered = sorted(by_family.items(), key=lambda item: -item[1])[:3]
+    return ", ".join(f"{name} {percent(hours / whole)}" for name, hours in ordered)
+
+
+def suite_blocks(suite: FleetSuite, top: int | None) -> Blocks:
+    """The members of a suite, why each is in it, and how close it is to the fleet."""
+    yield fact_lines(
+        f"{suite.store}: a suite of {plural(len(suite.members), 'recording')}",
+        [
+            ("off", percent(suite.off), "of the device time is in another kernel family than in the fleet"),
+            ("largest", percent(suite.largest), "error of a figure below"),
+            ("takes", f"{suite.seconds / 60:.1f} min", f"about; in {suite.out}" if suite.out else "about"),
+        ],
+    )
+    yield _members("Members", suite.members, top)
+    yield _scores(suite.scorecard, top)
+    yield from note_lines(suite.notes)
+
+
+def drift_blocks(drift: Drift, top: int | None) -> Blocks:
+    """How far a fleet has moved away from its suite, and what to exchange."""
+    what = "the fleet has moved away" if drift.moved else "the suite still stands for the fleet"
+    facts: list[Fact] = [
+        ("largest", percent(drift.largest), f"error of a figure: {what} (limit {percent(drift.within)})"),
+        ("off", percent(drift.off), "of the device time is in another kernel family than in the fleet"),
+    ]
+    if drift.moved:
+        changes = len(drift.enter) or len(drift.leave)
+        facts.append(("after", percent(drift.after), f"with {plural(changes, 'exchange')} and new weights"))
+    yield fact_lines(f"{drift.suite} against {drift.store}", facts)
+    if drift.leave:
+        yield table("Leave", ["<recording…"], [[name] for name in drift.leave], top)
+    if drift.enter:
+        yield _members("Enter", drift.enter, top)
+    if drift.moved:
+        yield _members("The suite then", drift.members, top)
+    yield _scores(drift.scorecard, top)
+    yield from note_lines(drift.notes)
+
+
+def _members(title: str, members: Sequence[MemberRow], top: int | None) -> RenderableType:
+    rows = [[row.name, figure(row.hours), percent(row.share), row.why.partition(": ")[2]] for row in members]
+    return table(title, ["<recording…", "hours", "share", "<stands for…"], rows, top)
+
+
+def _scores(scorecard: Sequence[ScoreRow], top: int | None) -> RenderableType:
+    rows = [[row.kind, row.name, figure(row.fleet), figure(row.suite), signed(row.off)] for row in scorecard]
+    return table("Scorecard, in GPU hours", ["<kind", "<figure…", "fleet", "suite", "off"], rows, top)
+
+
+ROWS_LISTED = 200
+"""Rows of each table on a page."""
+
+
+def fleet_page(fleet: FleetSummary) -> Page:
+    """The page of a fleet: its hours as a treemap, by week, and in tables."""
+    from foretrace.report.pages.page import Page
+
+    _, *facts = fleet_facts(fleet)
+    return Page(
+        "fleet.html",
+        f"{fleet.store}: GPU hours",
+        {"hours": {"kind": "hours", "tree": fleet.tree}, "trend": _trend_chart(fleet)},
+        {
+            "fleet": fleet,
+            "hours": figure(fleet.hours),
+            "facts": facts,
+            "tables": [
+                (name, title.partition(",")[0], getattr(fleet, name)) for title, name in TABLES if getattr(fleet, name)
+            ],
+            "limit": ROWS_LISTED,
+        },
+    )
+
+
+def _trend_chart(fleet: FleetSummary) -> Chart | None:
+    """Hours of each week by family, the largest family first."""
+    if not fleet.weeks:
+        return None
+    names = {name for week in fleet.weeks for name in week.by_family} - {"idle"}
+    parts = [*sorted(names, key=lambda name: -sum(week.by_family.get(name, 0.0) for week in fleet.weeks)), "idle"]
+    return {
+        "kind": "trend",
+        "weeks": [week.week for week in fleet.weeks],
+        "parts": parts,
+        "hours": [[round(week.by_family.get(name, 0.0), 4) for week in fleet.weeks] for name in parts],
+    }
