@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.fleet.test_flight_recorder import call, dumps
+from tests.fleet.test_stragglers import log
+
 RECORDING = Path(__file__).parents[1] / "data/h200/dlrm_default_b512"
 
 
@@ -36,6 +39,19 @@ def test_a_suite_is_chosen_written_and_held_against_the_fleet(foretrace, store, 
     assert made["off"] == 0 and len(made["members"]) == len(list(out.glob("*/run.py"))) == 1
     assert "still stands for the fleet" in foretrace("fleet", "drift", store, out).out
     assert "is there already" in foretrace("fleet", "suite", store, "--out", out, "--size", 1).err
+
+
+def test_stragglers_are_shown_with_a_heat_map(foretrace, tmp_path):
+    shown = foretrace("fleet", "stragglers", log(tmp_path / "spans.csv", {(1, 0): 3.0}), "--html", tmp_path / "s.html")
+    assert "rank 1 (stage 0, data 1)" in shown.out and '"kind":"heat"' in (tmp_path / "s.html").read_text()
+
+
+def test_a_hang_is_explained(foretrace, tmp_path):
+    waits = [call(2, "scheduled")]
+    folder = dumps(tmp_path / "d", {0: waits, 1: waits, 2: [call(1)], 3: waits})
+    shown = foretrace("fleet", "hang", folder)
+    assert "never called all_reduce number 2" in shown.out
+    assert json.loads(foretrace("fleet", "hang", folder, "--json").out)["culprits"][0]["rank"] == 2
 
 
 def test_bad_input_is_one_line(foretrace, store, tmp_path):

@@ -116,3 +116,35 @@ def drift(
     with working("comparing"):
         found = find_drift(Store.open(store), suite, within)
     show_result(found, json, top=top)
+
+
+@fleet.command()
+def stragglers(
+    spans: Annotated[Path, typer.Argument(metavar="SPANS", help="A span log, as Parquet or CSV.")],
+    json: AsJson = False,
+    html: Html = None,
+    top: Top = 10,
+) -> None:
+    """Say what stragglers cost a job over all steps of a span log: by worker, stage and kind of span."""
+    check_outputs([spans], html=html)
+    from foretrace.fleet.stragglers import find_stragglers
+    from foretrace.report import show as show_result
+
+    with working("simulating"):
+        found = find_stragglers(spans)
+    show_result(found, json, html, top)
+
+
+@fleet.command()
+def hang(
+    dumps: Annotated[
+        list[Path], typer.Argument(metavar="DUMP", help="Flight-recorder dumps, one a rank, or a folder of them.")
+    ],
+    json: AsJson = False,
+    top: Top = 10,
+) -> None:
+    """Say which rank of which collective a hung job waits for."""
+    from foretrace.fleet.flight_recorder import find_hang
+    from foretrace.report import show as show_result
+
+    show_result(find_hang(dumps), json, top=top)

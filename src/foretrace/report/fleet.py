@@ -12,6 +12,8 @@ from foretrace.report.terminal import Blocks, Fact, bar, fact_lines, note_lines,
 
 if TYPE_CHECKING:
     from foretrace.fleet.adding import Added
+    from foretrace.fleet.flight_recorder import Hang
+    from foretrace.fleet.stragglers import StragglerReport
     from foretrace.fleet.suite import Drift, FleetSuite, MemberRow, ScoreRow
     from foretrace.fleet.summary import FleetSummary, HoursRow
     from foretrace.report.pages.page import Chart, Page
@@ -171,3 +173,77 @@ def _trend_chart(fleet: FleetSummary) -> Chart | None:
         "parts": parts,
         "hours": [[round(week.by_family.get(name, 0.0), 4) for week in fleet.weeks] for name in parts],
     }
+
+
+def straggler_blocks(job: StragglerReport, top: int | None) -> Blocks:
+    """What stragglers cost a job, by worker, stage and kind of span."""
+    yield fact_lines(
+        f"{job.source}: {plural(job.workers, 'worker')}, {plural(job.steps, 'step')}", straggler_facts(job)
+    )
+    for title, rows in straggler_tables(job):
+        cells = [[name, f"{ratio:.3f}", bar((ratio - 1) / max(job.slowdown - 1, 1e-9))] for name, ratio in rows]
+        yield table(
+            f"By {title}: with its spans as they were, all others ideal", [f"<{title}…", "slowdown", "<"], cells, top
+        )
+    yield from note_lines(job.notes)
+
+
+def straggler_facts(job: StragglerReport) -> list[Fact]:
+    """The most important figures of a job's stragglers."""
+    slowest = ", ".join(map(str, job.slowest_workers))
+    return [
+        ("step", f"{job.step_s:.3f} s", f"as logged; {job.ideal_s:.3f} s if all workers were equally fast"),
+        ("slowdown", f"{job.slowdown:.3f}", "times as long as that"),
+        ("M_W", percent(job.without_workers), f"of it goes away if the slowest are as fast as others: rank {slowest}"),
+        ("M_S", percent(job.without_last_stage), f"of it goes away with an even last stage: {job.last_stage}"),
+    ]
+
+
+def straggler_tables(job: StragglerReport) -> list[tuple[str, list[tuple[str, float]]]]:
+    """Slowdowns by what they come from, the largest first."""
+    workers = [(f"rank {row.rank} (stage {row.stage}, data {row.dp_rank})", row.slowdown) for row in job.by_worker]
+    return [
+        ("worker", workers),
+        ("stage", [(str(stage), ratio) for stage, ratio in job.by_stage.items()]),
+        ("kind of span", list(job.by_optype.items())),
+    ]
+
+
+def straggler_page(job: StragglerReport) -> Page:
+    """The page of a job's stragglers: a heat map of workers by steps."""
+    from foretrace.report.pages.page import Page
+
+    heat = {
+        "kind": "heat",
+        "workers": [f"rank {row.rank}" for row in sorted(job.by_worker, key=lambda row: row.rank)],
+        "steps": [str(step) for step in job.by_step],
+        "slowdown": job.heat,
+        "most": max((ratio for row in job.heat for ratio in row), default=1.0),
+    }
+    values = {"job": job, "facts": straggler_facts(job), "tables": straggler_tables(job)}
+    return Page("stragglers.html", f"{job.source}: stragglers", {"heat": heat}, values)
+
+
+def hang_blocks(hang: Hang, top: int | None) -> Blocks:
+    """Which ranks a hung job waits for, and in which collectives the others are."""
+    first = hang.collectives[0] if hang.collectives else None
+    what = f"{first.kind} number {first.number} of group {first.group}" if first else "no collective is unfinished"
+    waits = f"{plural(len(first.waiting), 'rank')} of {len(first.members)} wait in it" if first else "in these dumps"
+    yield fact_lines(
+        f"{hang.source}: dumps of {plural(len(hang.ranks), 'rank')} of {hang.world}", [("hangs in", what, waits)]
+    )
+    if hang.culprits:
+        yield table("Waited for", ["rank", "<why…"], [[str(one.rank), one.why] for one in hang.culprits], top)
+    if hang.collectives:
+        rows = [
+            [one.group, str(one.number), one.kind, one.sizes, _ranks(one.waiting), _ranks(one.missing)]
+            for one in hang.collectives
+        ]
+        columns = ["<group", "number", "<collective", "<sizes…", "<wait…", "<missing…"]
+        yield table("Collectives that are not done", columns, rows, top)
+    yield from note_lines(hang.notes)
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:6]))
+    return f"{shown}, … ({len(ranks)})" if len(ranks) > 6 else shown

@@ -47,6 +47,8 @@ BLOCKS = {
     "FleetSummary": "fleet.fleet_blocks",
     "FleetSuite": "fleet.suite_blocks",
     "Drift": "fleet.drift_blocks",
+    "StragglerReport": "fleet.straggler_blocks",
+    "Hang": "fleet.hang_blocks",
 }
 """For each class of results, the function that makes its blocks: a command loads only what it prints."""
 
