@@ -19,6 +19,8 @@ from foretrace.graph.op import RESIZE, end_in_storage
 from foretrace.graph.tables import CallTable, KernelTable
 from foretrace.transforms.step import EditedCall, UnusedIds, storages_in
 
+FUSED = "triton_"
+"""Names of fused kernels begin so."""
 COLLECTIVE_OPS = {
     "all_reduce": "c10d::allreduce_",
     "all_gather": "c10d::_allgather_base_",
@@ -48,12 +50,16 @@ class Draft(UnusedIds):
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         collectives = {c.op: c for c in graph.collectives}
-        self.calls = [EditedCall(op, row, collectives.get(row)) for row, op in enumerate(graph.ops)]
+        self.calls = _with_allocations(
+            [EditedCall(op, row, collectives.get(row)) for row, op in enumerate(graph.ops)], graph.storages
+        )
         super().__init__(self.ops)
         self._work = self._event = 0
         touched = storages_in(self.ops)
         self._untouched = {n: s for n, s in graph.storages.items() if s.birth < 0 and n not in touched}
         """Storages that no call of the step uses: momenta of frozen weights, buffers. They stay allocated."""
+        self.notes: list[str] = []
+        """What a transform has to say about the step."""
         self.whole: set[int] = set()
         """Storages that keep their size whatever calls use of them: a batch that is read in microbatches."""
 
@@ -127,7 +133,7 @@ class Draft(UnusedIds):
             profiler_events=np.zeros(0),
             allocated=(),
             unprofiled=type(graph.unprofiled)(),
-            notes=[*graph.notes, *filter(None, [note])],
+            notes=[*graph.notes, *filter(None, [note]), *self.notes],
         )
 
     def _lifetimes(self, ops: Sequence[Op]) -> dict[int, Storage]:
@@ -135,6 +141,19 @@ class Draft(UnusedIds):
         for number in self.whole & found.keys() & self.graph.storages.keys():
             found[number].nbytes = self.graph.storages[number].nbytes
         return found
+
+
+def _with_allocations(calls: Sequence[EditedCall], known: Mapping[int, Storage]) -> list[EditedCall]:
+    """The calls with an allocation before each fused kernel: it takes the buffers that it writes as arguments."""
+    made: set[int] = {number for number, storage in known.items() if storage.birth < 0}
+    found: list[EditedCall] = []
+    for call in calls:
+        if call.op.name.startswith(FUSED):
+            new = {t.storage: t for t in call.op.produced if t.storage not in made}
+            found += [EditedCall(allocation(tensor, call.op)) for tensor in new.values()]
+        made |= {t.storage for t in call.op.produced}
+        found.append(call)
+    return found
 
 
 def call_like(name: str, args: tuple[Any, ...], outputs: tuple[Any, ...], like: Op, **kwargs: Any) -> Op:

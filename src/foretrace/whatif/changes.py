@@ -15,11 +15,14 @@ from foretrace.errors import ForetraceError, parse_size
 from foretrace.graph import Graph, Job
 from foretrace.prediction.scaling import at_world_resharded
 from foretrace.transforms.fusion.ddp_buckets import buckets, data_parallel_group, overlap
+from foretrace.transforms.fusion.elementwise import fuse_elementwise
 from foretrace.transforms.parallel.parallelize import ParallelConfig, parallelize
 from foretrace.transforms.resize.batch_sequence import batch_size, resizable_batch, resizable_sequence
 from foretrace.transforms.resize.resizable import Resizable
 from foretrace.transforms.resize.width import ResizableHidden
 from foretrace.whatif.grammar import JOB_CHANGES, PARALLELISM, RESIZABLE, STEP_CHANGES, Change, read_changes
+
+FUSED_BETWEEN_COLLECTIVES = Change("fuse", "elementwise")
 
 
 def _silent(stage: str) -> None:
@@ -164,11 +167,18 @@ class EditedJob:
         return self._recorded or batch_size(self._job.graphs[0])
 
     def by(self, changes: Sequence[Change]) -> Job:
-        """The job after these changes: first of the step, then of how it is shared, then of its communication."""
+        """The job after these changes: first of the step, then of how it is shared, then of its communication.
+
+        Element-wise calls of a shared step are fused after that, between its collectives.
+        """
         asked = JobChanges.of(changes)
-        job = replace(self._job, graphs=[step.by(asked.steps) for step in self._steps])
+        late = [change for change in asked.steps if asked.parallelism and change == FUSED_BETWEEN_COLLECTIVES]
+        steps = tuple(change for change in asked.steps if change not in late)
+        job = replace(self._job, graphs=[step.by(steps) for step in self._steps])
         if asked.parallelism:
             job = parallelize(job, **asked.parallelism)
+        if late:
+            job = replace(job, graphs=[fuse_elementwise(graph) for graph in job.graphs])
         if asked.world is not None:
             job = at_world_resharded(job, asked.world)
         if asked.buckets is not None:

@@ -12,12 +12,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+import gpt
 from foretrace.analysis.memory import peak_memory
 from foretrace.graph import ForetraceError, Graph, Op, Tensor
 from foretrace.record.sketch.sketch import sketch
 from foretrace.transforms.parallel.parallelize import parallelize
 from foretrace.transforms.parallel.split_rules import concat
 from foretrace.transforms.parallel.splitting import Splitting, key_of
+from tests.transforms.agreement import sketched
 from tests.transforms.parallel.steps import LOOKS, exchanged, gpt_step, neighbours, tensor_parallel, told, trained
 
 
@@ -195,3 +197,63 @@ def test_an_empty_vector_that_is_concatenated_with_anything_is_not_split() -> No
     rules.states[key_of(keys)] = 1
     concat(rules, Op("aten::cat", ([nothing, keys], -2), outputs=(joined,)))
     assert rules.split_dim(joined) == 1
+
+
+class RotaryBlock(nn.Module):
+    """Queries and keys rotated as complex numbers, as in Meta's and torchtitan's Llama."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.between = nn.RMSNorm(64), nn.RMSNorm(64)
+        self.q, self.k, self.v, self.out = (nn.Linear(64, 64, bias=False) for _ in range(4))
+        self.gate, self.up, self.down = nn.Linear(64, 128), nn.Linear(64, 128), nn.Linear(128, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        given = self.norm(x)
+        q, k, v = (part(given).unflatten(-1, (-1, 16)) for part in (self.q, self.k, self.v))
+        angles = torch.polar(torch.ones(32, 1, 8, device=x.device), torch.ones(32, 1, 8, device=x.device))
+        q, k = (
+            torch.view_as_real(torch.view_as_complex(part.float().unflatten(-1, (-1, 2))) * angles).flatten(-2)
+            for part in (q, k)
+        )
+        seen = nn.functional.scaled_dot_product_attention(*(part.transpose(1, 2) for part in (q, k, v)))
+        x = x + self.out(seen.transpose(1, 2).flatten(-2))
+        given = self.between(x)
+        return x + self.down(nn.functional.silu(self.gate(given)) * self.up(given))
+
+
+@cache
+def rotary() -> Graph:
+    return sketch(trained(lambda: (nn.Sequential(RotaryBlock(), RotaryBlock()), torch.randn(8, 32, 64))), device="cuda")
+
+
+def test_rotation_by_complex_numbers_is_split_by_heads() -> None:
+    parts = tensor_parallel(rotary(), 2)
+    (heads,) = {op.tensors[0].shape[1] for op in parts.ops if "attention" in op.name and op.phase == "forward"}
+    assert heads == 2 and not any("whole" in note for note in parts.notes)
+
+
+def test_along_the_sequence_layers_that_read_one_input_reduce_its_gradient_once() -> None:
+    """Per block: forward gathers and scatters twice; backward too, and gathers inputs again for weight gradients."""
+    kinds = Counter(c.kind for c in tensor_parallel(rotary(), 2, sequence=True).collectives)
+    assert (kinds["reduce_scatter"], kinds["all_gather"]) == (2 * 4, 2 * 6)
+
+
+def test_what_can_not_be_split_is_named_though_it_shows_later() -> None:
+    class Sorted(RotaryBlock):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) + self.out(self.q(x).sort(-1).values)
+
+    step = sketch(trained(lambda: (nn.Sequential(Sorted(), Sorted()), torch.randn(8, 32, 64))), device="cuda")
+    with pytest.raises(ForetraceError, match=r"aten::sort in Sequential.0"):
+        tensor_parallel(step, 2, sequence=True)
+    (note,) = [note for note in tensor_parallel(step, 2).notes if "whole" in note]
+    assert "aten::sort in Sequential.0 can't be split" in note
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+def test_a_vocabulary_that_does_not_divide_is_padded_as_megatron_pads_it(sequence: bool) -> None:
+    odd, padded = (tensor_parallel(sketched(gpt, vocabulary=size), 4, sequence=sequence) for size in (509, 512))
+    assert [shape for _, shape in told(odd)] == [shape for _, shape in told(padded)]
+    assert peak_memory(odd) == peak_memory(padded)
+    assert any("vocabulary of 509 is padded to 512" in note for note in odd.notes)

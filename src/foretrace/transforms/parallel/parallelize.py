@@ -8,6 +8,7 @@ from math import inf
 
 from foretrace.errors import check_count
 from foretrace.graph import MAX_RANKS, ForetraceError, Graph, Job
+from foretrace.graph.op import COMPILED_REGION
 from foretrace.transforms.blocks import block_index
 from foretrace.transforms.draft import ProcessGroup, draft_of
 from foretrace.transforms.parallel.data import DEFAULT_BUCKET_MB, share_gradients
@@ -162,6 +163,11 @@ class ParallelConfig:
         """Number of ranks."""
         return self.data * self.tensor * self.pipeline
 
+    @property
+    def splits(self) -> bool:
+        """Whether the batch is split into microbatches, or the blocks into stages."""
+        return max(self.pipeline, self.microbatches) > 1
+
 
 @dataclass(frozen=True)
 class RankMesh:
@@ -223,6 +229,13 @@ class _ParallelJob:
         self._draft = draft_of(graph, "parallelize")
         self._experts: set[int] = set()
         """Storages of the experts' gradients."""
+        if COMPILED_REGION in graph.ops.names.items and (
+            config.sharded or config.world > config.data or config.splits or config.experts > 1
+        ):
+            raise ForetraceError(
+                f"{graph.title} is compiled: its kernels were fused for this very step, and belong to no block",
+                "Share the uncompiled step (compile=off) and set fuse=elementwise; data alone takes a compiled one.",
+            )
         if config.data > 1:
             reject_sparse_gradients(self._draft.ops, graph.source)
 
@@ -230,8 +243,7 @@ class _ParallelJob:
         """The job."""
         config, mesh, draft = self._config, self._mesh, self._draft
         calls = draft.calls
-        splits_batch = config.pipeline > 1 or config.microbatches > 1
-        if splits_batch:
+        if config.splits:
             ops = microbatch_of(draft.ops, config.microbatches, draft.graph.source)
             calls = [replace(call, op=op) for call, op in zip(calls, ops)]
             draft.whole = {t.storage for t in data_tensors(draft.ops, preexisting_tensors(draft.ops))}
@@ -243,7 +255,7 @@ class _ParallelJob:
         if config.sharded and config.pipeline == 1:  # each microbatch gathers and scatters again
             calls = self._shared(calls, 0, share)
         staged = [calls]
-        if splits_batch:
+        if config.splits:
             firsts = tuple(mesh.at(stage) for stage in range(config.pipeline))
             staged = split_stages(draft, calls, firsts, config.microbatches, config.schedule, config.chunks)
         graphs = []

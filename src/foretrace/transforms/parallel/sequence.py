@@ -8,7 +8,7 @@ once before the optimizer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from foretrace.graph import ForetraceError, Op, Tensor
@@ -34,6 +34,8 @@ class SequenceParallel:
     group: ProcessGroup
     splitting: Splitting
     blocks: Sequence[str]
+    weights: Collection[int]
+    """Storages of the weights."""
     entered: Tensor | None = None
     """The input of the first block."""
     gathered: dict[tuple[int, str], Tensor] = field(default_factory=dict)
@@ -55,6 +57,8 @@ class SequenceParallel:
                 self.splitting.set(tensor, 1, op)
         if self.entered is not None or op.phase != "forward" or block != 0:
             return
+        if all(tensor.storage in self.weights for tensor in op.tensors):
+            return  # transposes a weight, or allocates
         self.entered = next((t for t in op.tensors if len(t.shape) == ACTIVATION_DIMS), None)
         if self.entered is None or self.entered.shape[1] % self.group.size:
             seen = list(self.entered.shape) if self.entered is not None else "nothing of three dimensions"
@@ -69,7 +73,8 @@ class SequenceParallel:
     def _whole_among_split(self, op: Op) -> list[Tensor]:
         """Whole arguments of a call that have the shape of a split one."""
         shapes = {t.shape for t in op.tensors if self.is_split(t) and len(t.shape) == ACTIVATION_DIMS}
-        return [t for t in op.tensors if t.shape in shapes and self.splitting.state(t) is None]
+        new = self.splitting.splittable  # fused kernels take the buffers that they write
+        return [t for t in op.tensors if t.shape in shapes and self.splitting.state(t) is None and key_of(t) not in new]
 
     def is_split(self, tensor: Tensor) -> bool:
         """Whether a tensor is split along the sequence."""

@@ -7,12 +7,12 @@ support an op, write a rule and add it to `RULES`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
 from foretrace.graph import Op, Tensor, tensors_in
-from foretrace.transforms.parallel.splitting import PARTIAL, ConflictError, Rule, Splitting, key_of, part_size
+from foretrace.transforms.parallel.splitting import PARTIAL, ConflictError, Rule, Splitting, key_of
 
 FUSED_SIZES = (2, 3)
 """Sizes of a dimension over fused projections: gate and up; query, key and value. It is never split."""
@@ -42,10 +42,12 @@ def with_arg(op: Op, place: int, value: Any) -> Op:
     return replace(op, args=(*op.args[:place], value, *op.args[place + 1 :]))
 
 
-def view_dim(old: Sequence[int], new: Sequence[int], dim: int, lead: int, parts: int) -> tuple[int, int] | None:
+def view_dim(
+    old: Sequence[int], new: Sequence[int], dim: int, lead: int, parts: int, padded: Collection[int] = ()
+) -> tuple[int, int] | None:
     """The dimension of a view that a split dimension becomes, and the size of what is merged into it before that.
 
-    None if no dimension can be split.
+    None if no dimension can be split. Sizes that are ``padded`` can be.
 
     >>> view_dim((8, 32, 64), (8, 32, 4, 16), 2, 1, 2), view_dim((8, 4, 32, 16), (32, 32, 16), 1, 1, 2)
     ((2, 1), (0, 8))
@@ -57,7 +59,7 @@ def view_dim(old: Sequence[int], new: Sequence[int], dim: int, lead: int, parts:
     for place, size in enumerate(new):
         if size > 1 and at < end and at * size > start:
             before = max(start // at, 1)
-            if (size // before) % parts == 0:
+            if (size // before) % parts == 0 or size in padded:
                 return place, before
             if size not in FUSED_SIZES:
                 return None
@@ -68,7 +70,7 @@ def view_dim(old: Sequence[int], new: Sequence[int], dim: int, lead: int, parts:
 def with_size_divided(s: Splitting, op: Op, place: int, dim: int) -> Op:
     """A call with one of the sizes at a position divided."""
     sizes = list(op.args[place])  # type: ignore[arg-type]
-    sizes[dim] = part_size(sizes[dim], s.parts)
+    sizes[dim] = s.part_size(sizes[dim])
     return with_arg(op, place, sizes)
 
 
@@ -90,7 +92,7 @@ def of_split(rule: Callable[[Splitting, Op, int], Op | None]) -> Rule:
 def view(s: Splitting, op: Op, split: int) -> Op | None:
     """Views: another shape for the same elements."""
     given, made = first(op), out(op)
-    found = view_dim(given.shape, made.shape, split, s.lead.get(key_of(given), 1), s.parts)
+    found = view_dim(given.shape, made.shape, split, s.lead.get(key_of(given), 1), s.parts, s.padded)
     if found is None:
         raise ConflictError(op, made, f"dimension {split} of {list(given.shape)} can't be followed")
     dim, lead = found
@@ -157,11 +159,19 @@ def cut(s: Splitting, op: Op, split: int) -> Op | None:
     if unbinds:
         raise ConflictError(op, first(op), "it unbinds the split dimension")
     if slices:
-        bounds = [part_size(a, s.parts) if isinstance(a, int) and 0 < a < 1 << 62 else a for a in op.args[2:4]]
+        bounds = [s.part_size(a) if isinstance(a, int) and 0 < a < 1 << 62 else a for a in op.args[2:4]]
         return replace(op, args=(*op.args[:2], *bounds, *op.args[4:]))
     sizes = op.args[1]
-    divided = [part_size(n, s.parts) for n in sizes] if isinstance(sizes, list) else part_size(sizes, s.parts)
+    divided = [s.part_size(n) for n in sizes] if isinstance(sizes, list) else s.part_size(sizes)
     return with_arg(op, 1, divided)
+
+
+@of_split
+def complex_view(s: Splitting, op: Op, split: int) -> None:
+    """Pairs as complex numbers, and back: the last dimension, of two, comes and goes."""
+    if split >= len(out(op).shape):
+        raise ConflictError(op, first(op), "real and imaginary parts can't be split")
+    s.set(out(op), split, op)
 
 
 def concat(s: Splitting, op: Op) -> None:
@@ -290,7 +300,7 @@ def embedding(s: Splitting, op: Op) -> None:
 def embedding_backward(s: Splitting, op: Op) -> Op | None:
     """The gradient of an embedding table."""
     if s.wanted.get(key_of(out(op))) == 0:
-        return with_arg(op, 2, part_size(op.args[2], s.parts))
+        return with_arg(op, 2, s.part_size(op.args[2]))
     s.splittable.add(key_of(out(op)))
     s.set(out(op), None if s.split_dim(first(op)) is None else PARTIAL, op)
     return None
@@ -354,6 +364,14 @@ def _aligned(s: Splitting, op: Op, tensors: Sequence[Tensor], made: Sequence[Ten
         s.set(result, len(result.shape) - back, op)
 
 
+def along_one(s: Splitting, op: Op) -> None:
+    """Softmax, sort and running sums: element-wise but for the dimension that they go along."""
+    named = op.kwargs.get("dim", next((a for a in op.args if isinstance(a, int) and not isinstance(a, bool)), -1))
+    if s.split_dim(first(op)) == positive(named, first(op)):
+        raise ConflictError(op, first(op), "it goes along the split dimension")
+    elementwise(s, op)
+
+
 def unsplit(s: Splitting, op: Op) -> None:
     """Calls whose results are always whole: values for the host."""
     for made in op.produced:
@@ -370,6 +388,7 @@ RULES: dict[str, Rule] = _table(
     (transpose, ("transpose", "t", "permute")),
     (unsqueeze, ("unsqueeze",)),
     (squeeze, ("squeeze", "select")),
+    (complex_view, ("view_as_complex", "view_as_real")),
     (cut, ("split", "split_with_sizes", "slice", "unbind", "chunk")),
     (concat, ("cat", "stack")),
     (gemm, ("mm", "addmm", "bmm", "baddbmm")),
@@ -382,9 +401,12 @@ RULES: dict[str, Rule] = _table(
     (class_loss, ("nll_loss_forward", "nll_loss_backward")),
     (factory, ("empty", "zeros", "ones", "full", "randn", "rand")),
     (unsplit, ("_local_scalar_dense", "item")),
+    (along_one, ("_softmax", "_softmax_backward_data", "sort", "argsort", "cumsum", "cumprod", "logcumsumexp")),
     (attention, [f"_scaled_dot_product_{kind}{suffix}" for kind in ATTENTION for suffix in ("", "_backward")]),
 )
-VIEWS = frozenset(name for name, rule in RULES.items() if rule in (view, expand, transpose, unsqueeze, squeeze, cut))
+VIEWS = frozenset(
+    name for name, rule in RULES.items() if rule in (view, expand, transpose, unsqueeze, squeeze, complex_view, cut)
+)
 """Calls that only view their argument: a pending reduction may come after them."""
 
 

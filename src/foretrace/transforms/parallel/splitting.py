@@ -56,6 +56,8 @@ class Splitting:
     """The storage whose split caused that of each tensor."""
     lead: dict[Key, int] = field(default_factory=dict)
     """Where a dimension merges several, the size of those before the split one; 1 if not set."""
+    padded: dict[int, int] = field(default_factory=dict)
+    """Sizes that are padded before they are divided: of a vocabulary, with what it is padded to."""
     cause: int = -1
     again: bool = False
     """Whether a tensor must be split that earlier calls took for whole: the calls must be processed again."""
@@ -77,7 +79,7 @@ class Splitting:
             self.states.pop(key, None)
             return
         self.lead[key] = self._inherited_lead(tensor.shape[dim], op) if lead is None and dim >= 0 else lead or 1
-        if dim >= 0 and tensor.shape[dim] % self.parts:
+        if dim >= 0 and not self.divides(tensor.shape[dim]):
             raise ConflictError(op, tensor, f"{tensor.shape[dim]} is not divisible by {self.parts}")
         self.states[key], self.origin[key] = dim, self.cause
 
@@ -109,9 +111,9 @@ class Splitting:
         base = self.base(tensor)
         if base is not None and self.state(tensor) is None:
             base_dim = _dim_of_base(base, tensor, dim)
-            if base_dim is not None and base.shape[base_dim] % self.parts == 0:
+            if base_dim is not None and self.divides(base.shape[base_dim]):
                 return self._demand(base, base_dim, tensor, dim)
-        if key_of(tensor) in self.splittable and tensor.shape[dim] % self.parts == 0:
+        if key_of(tensor) in self.splittable and self.divides(tensor.shape[dim]):
             return self._demand(tensor, dim, tensor, dim)
         raise ConflictError(op, tensor, "another argument can't be split alike")
 
@@ -120,20 +122,29 @@ class Splitting:
         self.states[key_of(tensor)], self.origin[key_of(tensor)] = dim, self.cause
         self.again = True
 
+    def divides(self, size: int) -> bool:
+        """Whether a size can be divided, padded if need be."""
+        return size % self.parts == 0 or size in self.padded
+
+    def part_size(self, value: Any) -> Any:
+        """A size divided; -1, which stands for the remaining elements, stays."""
+        return self.padded.get(value, value) // self.parts if isinstance(value, int) and value > 0 else value
+
     def part(self, tensor: Tensor) -> Tensor:
         """One part of a tensor."""
         dim = self.split_dim(tensor)
         if dim is None:
             return tensor
-        shape = tuple(size // self.parts if at == dim else size for at, size in enumerate(tensor.shape))
+        shape = tuple(self.part_size(size) if at == dim else size for at, size in enumerate(tensor.shape))
         return replace(tensor, shape=shape, stride=self._part_stride(tensor, dim), offset=tensor.offset // self.parts)
 
     def _part_stride(self, tensor: Tensor, dim: int) -> tuple[int, ...] | None:
         """The strides of a part: those that step over the whole split dimension step over a part of it."""
         if tensor.stride is None:
             return None
-        over = tensor.stride[dim] * tensor.shape[dim]
-        return tuple(step // self.parts if step >= over > 0 else step for step in tensor.stride)
+        size = tensor.shape[dim]
+        over, part = tensor.stride[dim] * size, self.part_size(size)
+        return tuple(step * part // size if step >= over > 0 else step for step in tensor.stride)
 
     def apply(self, op: Op) -> Op:
         """A call with its arguments and results split, by its rule; a call on nothing split stays."""
@@ -183,8 +194,3 @@ def _dim_of_base(base: Tensor, view: Tensor, dim: int) -> int | None:
     if len(base.shape) == 2 and view.shape == base.shape[::-1]:
         return 1 - dim
     return None
-
-
-def part_size(value: Any, parts: int) -> Any:
-    """A size divided; -1, which stands for the remaining elements, stays."""
-    return value // parts if isinstance(value, int) and value > 0 else value

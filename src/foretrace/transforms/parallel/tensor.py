@@ -2,8 +2,8 @@
 
 In a block, a linear layer with a whole input is split by its outputs (column parallel), one with a split input by its
 inputs (row parallel), after which the partial results are reduced. Attention heads are split with the outputs that they
-come from. In backward the reductions are due at the other end. The vocabulary is split too, where its size allows: then
-the embedding is reduced, and the loss takes three small reductions.
+come from. In backward the reductions are due at the other end. The vocabulary is split too, padded if its size is not
+divisible: then the embedding is reduced, and the loss takes three small reductions.
 """
 
 from __future__ import annotations
@@ -29,9 +29,12 @@ from foretrace.transforms.weights import weights_of
 
 LINEAR = {"aten::mm": 0, "aten::addmm": 1}
 """Position of the input in a linear layer's call; its weight is the next argument."""
+ADDITIONS = ("aten::add", "aten::add_")
 SOFTMAX = "aten::_log_softmax"
 PREFETCH_CALLS = 8
 """Calls after the first GEMM of a layer's backward among which its last one is."""
+VOCABULARY_UNIT = 128
+"""Megatron pads a vocabulary to a multiple of so many for each tensor parallel rank."""
 LOSS_REDUCTIONS = 3
 """Megatron's loss over a split vocabulary reduces the largest logit, the target's, and the sum of exponentials."""
 
@@ -43,6 +46,7 @@ def split_blocks(
     plan = _Plan.of([call.op for call in calls], group.size, draft.graph.source, overlap, sequence)
     while True:
         splitting = Splitting(group.size, RULES, elementwise, plan.wanted, plan.preexisting, plan.splittable)
+        splitting.padded = plan.padded
         try:
             made = _split_calls(draft, calls, group, splitting, plan)
         except ConflictError as error:
@@ -56,6 +60,7 @@ def split_blocks(
                     f"{plan.blocks[0]}, …",
                     "Tensor parallel splits those. Leave out tensor.",
                 )
+            draft.notes += plan.notes()
             return made
 
 
@@ -69,10 +74,13 @@ class _Plan:
     weights: set[int]
     overlap: bool
     sequence: bool
+    padded: dict[int, int]
+    """The vocabulary and what it is padded to, where it is not divisible."""
     wanted: dict[Key, int] = field(default_factory=dict)
     splittable: set[Key] = field(default_factory=set)
     whole: set[int] = field(default_factory=set)
     """Weights that were tried and can't be split."""
+    first_conflict: ConflictError | None = None
 
     @classmethod
     def of(cls, ops: Sequence[Op], ranks: int, source: str, overlap: bool, sequence: bool) -> _Plan:
@@ -84,7 +92,11 @@ class _Plan:
             )
         classes = next((op.tensors[0].shape[-1] for op in ops if op.name == SOFTMAX), 0)
         weights = set(weights_of(ops, source).weights)
-        return cls(blocks, classes if classes % ranks == 0 else 0, preexisting_tensors(ops), weights, overlap, sequence)
+        unit = VOCABULARY_UNIT * ranks
+        embedded = any(op.name == "aten::embedding" and op.tensors[0].shape[0] == classes for op in ops)
+        padded = {classes: -(-classes // unit) * unit} if classes % ranks and embedded else {}
+        split = padded or classes % ranks == 0
+        return cls(blocks, classes if split else 0, preexisting_tensors(ops), weights, overlap, sequence, padded)
 
     def column_parallel(self, op: Op, splitting: Splitting) -> tuple[Tensor, int] | None:
         """The weight of a call that should be split by its outputs, and the dimension."""
@@ -110,18 +122,36 @@ class _Plan:
         causes = [splitting.origin.get(key_of(t), -1) for t in (error.tensor, *error.op.tensors)]
         cause = next((storage for storage in causes if storage >= 0 and storage not in self.whole), None)
         final = error.op.name in LINEAR or "divisible" in error.why or "followed" in error.why
-        if cause is None or final:
-            raise splitting.refused(error, "tensor parallel") from None
+        self.first_conflict = self.first_conflict or error
+        if cause is None or final or self.sequence:
+            # What conflicts later may follow from what was left whole.
+            raise splitting.refused(self.first_conflict, "tensor parallel") from None
         self.whole.add(cause)
         self.wanted.clear()
+
+    def notes(self) -> list[str]:
+        """What the user should know of a padded vocabulary, and of weights that stay whole."""
+        padded = [
+            f"the vocabulary of {size:,} is padded to {to:,}, as in Megatron, to be split over tensor parallel ranks"
+            for size, to in self.padded.items()
+        ]
+        if self.first_conflict is None:
+            return padded
+        op, count = self.first_conflict.op, len(self.whole)
+        at = f"{op.name} in {op.module}" if op.module else op.name
+        return [
+            *padded,
+            f"tensor parallel leaves {count} weights whole: {at} can't be split: {self.first_conflict.why}",
+        ]
 
 
 def _split_calls(
     draft: Draft, calls: Sequence[EditedCall], group: ProcessGroup, splitting: Splitting, plan: _Plan
 ) -> list[EditedCall]:
     made: list[EditedCall] = []
-    sequence = SequenceParallel(draft, group, splitting, plan.blocks) if plan.sequence else None
-    reductions = _Reductions(draft, group, splitting, sequence)
+    sequence = SequenceParallel(draft, group, splitting, plan.blocks, plan.weights) if plan.sequence else None
+    accumulated = _accumulated([call.op for call in calls]) if sequence else set()
+    reductions = _Reductions(draft, group, splitting, sequence, accumulated)
     last = max(row for row, call in enumerate(calls) if call.op.phase == "backward")
     for row, call in enumerate(calls):
         op = call.op
@@ -138,7 +168,7 @@ def _split_calls(
             weight, dim = chosen
             base = splitting.base(weight)
             splitting.cause = base.storage if base is not None else -1
-            if weight.shape[dim] % group.size:
+            if not splitting.divides(weight.shape[dim]):
                 raise ConflictError(op, weight, f"{weight.shape[dim]} is not divisible by {group.size}")
             splitting.require(weight, dim, op)
         if op.name == SOFTMAX and splitting.split_dim(op.tensors[0]) == len(op.tensors[0].shape) - 1:
@@ -153,6 +183,12 @@ def _split_calls(
     return made
 
 
+def _accumulated(ops: Sequence[Op]) -> set[int]:
+    """Storages of gradients that backward adds up: those of an input that several layers read."""
+    adds = (op for op in ops if op.phase == "backward" and op.name in ADDITIONS and len(op.tensors) == 2)
+    return {t.storage for op in adds if op.tensors[0].shape == op.tensors[1].shape for t in op.tensors}
+
+
 @dataclass
 class _Reductions:
     """Partial results that must be reduced before they are read."""
@@ -161,13 +197,22 @@ class _Reductions:
     group: ProcessGroup
     splitting: Splitting
     sequence: SequenceParallel | None
+    accumulated: set[int]
+    """Storages of partial gradients that are reduced after their sum, once."""
     due: dict[int, Tensor] = field(default_factory=dict)
 
     def before(self, op: Op, made: Sequence[EditedCall]) -> list[EditedCall]:
         """The reductions due before a call: of what it reads, and of what the previous module has left."""
         read = {t.storage for t in op.tensors} if op.name not in VIEWS else set()
         leaves_module = bool(op.module) and bool(made) and op.module != made[-1].op.module
-        now = [tensor for storage, tensor in self.due.items() if leaves_module or storage in read]
+        if op.name in ADDITIONS and read and read <= self.accumulated & self.due.keys():
+            self.due = {storage: tensor for storage, tensor in self.due.items() if storage not in read}
+            return []
+        now = [
+            tensor
+            for storage, tensor in self.due.items()
+            if storage in read or (leaves_module and storage not in self.accumulated)
+        ]
         return [call for tensor in now for call in self._reduce(tensor, made)]
 
     def after(self, op: Op, made: Sequence[EditedCall], at_once: bool) -> list[EditedCall]:
@@ -175,7 +220,8 @@ class _Reductions:
         self.due |= {t.storage: t for t in op.produced if self.splitting.state(t) == PARTIAL}
         if not at_once or op.phase != "backward" or op.name not in LINEAR:
             return []
-        return [call for t in op.produced if t.storage in self.due for call in self._reduce(t, made)]
+        now = [t for t in op.produced if t.storage in self.due and t.storage not in self.accumulated]
+        return [call for t in now for call in self._reduce(t, made)]
 
     def remaining(self, made: Sequence[EditedCall]) -> list[EditedCall]:
         """The reductions due at the end of backward."""
