@@ -7,7 +7,8 @@ import pytest
 
 from foretrace.analysis.dispatched import dispatched_calls
 from foretrace.cost_models.kernels.pricing import MEASURED
-from foretrace.graph import Collective, ForetraceError, Graph, Op, OpTable, Tensor
+from foretrace.graph import CallTable, Collective, ForetraceError, Graph, Op, OpTable, Tensor
+from foretrace.graph.graph import cautions
 from foretrace.graph.tables import COLLECTIVE
 from foretrace.platform.fabric import Fabric
 from foretrace.platform.platform import Platform
@@ -25,6 +26,24 @@ def test_kernels_that_nobody_launched_are_left_out_and_said(platform: Any) -> No
     graph.device = "by hand"
     work, said = device_work(dispatched_calls(graph), platform)
     assert len(work) == 1 and said == ["1 kernels (0.00 ms) whose launch is not in this step are left out"]
+
+
+def test_most_of_the_device_time_left_out_is_a_caution(platform: Any) -> None:
+    graph = rank(Call("aten::mm", 0, 10), launch(1, 2, (5, 25)), Orphan(30, 90))
+    graph.device = "by hand"
+    _, (said,) = device_work(dispatched_calls(graph), platform)
+    assert cautions([said])
+
+
+def test_without_runtime_calls_kernels_are_those_of_their_ops(platform: Any) -> None:
+    graph = rank(Call("aten::mm", 0, 10), launch(1, 2, (5, 25)), Call("aten::mm", 12, 20), launch(13, 14, (25, 30)))
+    graph.calls, graph.device = CallTable.empty(), "by hand"
+    graph.kernels.call[:] = -1
+    work, said = device_work(dispatched_calls(graph), platform)
+    assert work.launches(2).tolist() == [1, 1] and not said
+    graph.kernels.op[:] = -1
+    with pytest.raises(ForetraceError, match="which ops launched its kernels"):
+        device_work(dispatched_calls(graph), platform, "measured")
 
 
 def test_kernel_times_of_a_recording_count_on_its_own_device_only(platform: Any) -> None:

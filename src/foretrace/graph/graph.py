@@ -30,6 +30,7 @@ CAUTIONS = (
     "recorded on a CPU: ",
     "the batch may be another: ",
     "several processes are taken for one rank: ",
+    "most device time is left out: ",
 )
 """How notes begin that headlines show: another step may have been sketched than the one that would run, or its time is
 mostly guessed."""

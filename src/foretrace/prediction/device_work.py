@@ -65,7 +65,8 @@ def measured_work(calls: Graph, which: NDArray[np.bool_] | None = None) -> Devic
     rows = np.flatnonzero(launched(calls) & (True if which is None else which))
     rows = rows[np.lexsort((kernels.start[rows], kernels.call[rows], kernels.op[rows]))]
     time = own_time(kernels)[rows]
-    launch = np.cumsum(np.diff(kernels.call[rows], prepend=-1) != 0) - 1
+    call = kernels.call[rows]
+    launch = np.cumsum((np.diff(call, prepend=-1) != 0) | (call < 0)) - 1
     collective = np.full(len(kernels), -1, np.int32)
     for number, one in enumerate(calls.collectives):
         if one.kernel >= 0:
@@ -99,8 +100,8 @@ def own_time(kernels: KernelTable) -> Floats:
 
 
 def launched(calls: Graph) -> NDArray[np.bool_]:
-    """For each kernel of a graph, whether its launch is known."""
-    return (calls.kernels.op >= 0) & (calls.kernels.call >= 0)
+    """For each kernel of a graph, whether its launch is known; of a trace without runtime calls, whether its op is."""
+    return np.asarray((calls.kernels.op >= 0) & ((calls.kernels.call >= 0) | (not len(calls.calls))))
 
 
 def merge_work(work: DeviceWork, added: DeviceWork) -> DeviceWork:
@@ -135,6 +136,11 @@ def device_work(step: DispatchedCalls, platform: Platform, kernels: str | None =
             f"{calls.source or 'the graph'} holds no measured kernels", "Leave --kernels out, or say model."
         )
     if keeps_measured_kernels(calls, platform, kernels):
+        if not launched(calls).any():
+            raise ForetraceError(
+                f"{calls.source or 'the graph'} does not say which ops launched its kernels",
+                "Leave --kernels out, or say model.",
+            )
         here = calls.device == platform.device.matches
         other = [] if here else [f"kernel times are those measured on {calls.device or 'another device'}"]
         return measured_work(calls), [*other, *_without_launch(calls)]
@@ -149,7 +155,7 @@ def device_work(step: DispatchedCalls, platform: Platform, kernels: str | None =
 def keeps_measured_kernels(calls: Graph, platform: Platform, kernels: str | None) -> bool:
     """Whether kernels keep their recorded times."""
     here = calls.device == platform.device.matches
-    return kernels == "measured" or (kernels is None and here and len(calls.kernels) > 0)
+    return kernels == "measured" or (kernels is None and here and bool(launched(calls).any()))
 
 
 def _unchanged_calls(calls: Graph, platform: Platform) -> list[str]:
@@ -164,5 +170,7 @@ def _without_launch(calls: Graph) -> list[str]:
     lost = ~launched(calls)
     if not lost.any():
         return []
-    ms = float((calls.kernels.end - calls.kernels.start)[lost].sum()) / 1e3
-    return [f"{int(lost.sum())} kernels ({ms:.2f} ms) whose launch is not in this step are left out"]
+    spent = calls.kernels.end - calls.kernels.start
+    ms = float(spent[lost].sum()) / 1e3
+    most = "most device time is left out: " if ms > float(spent.sum()) / 2e3 else ""
+    return [f"{most}{int(lost.sum())} kernels ({ms:.2f} ms) whose launch is not in this step are left out"]

@@ -26,7 +26,7 @@ from foretrace.cost_models.kernels.pricing import MEASURED, MODEL
 from foretrace.errors import ForetraceError
 from foretrace.graph import Graph, Span
 from foretrace.graph.graph import cut_to_step
-from foretrace.graph.tables import COLLECTIVE, Floats, Ints, Longs, Small, distinct
+from foretrace.graph.tables import COLLECTIVE, Floats, Ints, Longs, Small, distinct, launched_before
 from foretrace.platform.platform import Platform
 from foretrace.prediction.device_work import SOURCES, keeps_measured_kernels
 from foretrace.prediction.priced_step import PricedStep, price_step
@@ -195,7 +195,7 @@ def repeated_tasks(rank: MeasuredRank, tasks: RankTasks, times: int) -> tuple[Ra
     step = np.arange(times, dtype=np.int64)[:, None]
     is_kernel = one.kind == KERNEL
     ours = ~is_kernel
-    ours[is_kernel] = (kernels.call >= 0)[one.row[is_kernel]] | (kernels.op >= 0)[one.row[is_kernel]]
+    ours[is_kernel] = ~launched_before(kernels, kernels)[one.row[is_kernel]]
     duration = np.tile(one.duration, times)
     duration[count:][~np.tile(ours, times - 1)] = 0.0
     _, first = np.unique(one.lane[ours], return_index=True)
@@ -296,9 +296,7 @@ def _without_gaps(measured: MeasuredRankTasks, segments: Segments) -> MeasuredRa
 def _without_guessed_edges(graph: Graph, measured: TaskGraph) -> TaskGraph:
     """The task graph in which nothing of this step's host holds up what was launched before it."""
     kernels = graph.kernels
-    earlier = np.append((kernels.call < 0) & (kernels.op < 0), False)[
-        np.where(measured.kind == KERNEL, measured.row, -1)
-    ]
+    earlier = np.append(launched_before(kernels, kernels), False)[np.where(measured.kind == KERNEL, measured.row, -1)]
     holds = ~(earlier[measured.after] & measured.on_host[measured.before])
     waits = edges(measured.before[holds], measured.after[holds])
     return TaskGraph.of(measured.duration, measured.lane, waits, kind=measured.kind, row=measured.row)

@@ -26,7 +26,7 @@ from foretrace.analysis.memory import peak_memory
 from foretrace.analysis.report import LATENCY, RankReport, StepReport, Workings, bound_by
 from foretrace.cost_models.kernels.pricing import MODEL
 from foretrace.graph import PHASES, Graph, Job
-from foretrace.graph.tables import percentiles
+from foretrace.graph.tables import launched_before, percentiles
 from foretrace.platform.device import Device
 from foretrace.prediction.device_work import SOURCES
 from foretrace.prediction.job import SimulatedJob
@@ -151,7 +151,7 @@ def _rank_reports(
     reports = []
     for position, (graph, whole) in enumerate(zip(graphs, job.graphs)):
         # What the step before left on the device is that step's; of a trace of one step, it is this one's.
-        earlier = (graph.kernels.call < 0) & (graph.kernels.op < 0) & (len(whole.steps) > 1)
+        earlier = launched_before(graph.kernels, graph.kernels) & (len(whole.steps) > 1)
         kernels = graph.kernels.rows(~earlier)
         talk = communication(graph, position, collectives, kernels)
         active, idle = (us / 1e3 for us in active_and_idle(replace(graph, kernels=kernels)))
