@@ -50,6 +50,14 @@ def test_work_of_the_cpu_is_carried_over_where_it_is_far_longer_than_the_model_h
     assert not priced(drawn(900.0)).carried
 
 
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_long_launch_is_carried_over_where_the_device_idles_meanwhile(busy: bool) -> None:
+    first = launch(5, 15, (16, 9_000 if busy else 26))
+    late = launch(40, 8_040, (9_001, 9_090))
+    graph = shaped(rank(Call("aten::relu", 0, 20), first, Call("aten::mm", 30, 8_050), late))
+    assert [(row.cause, row.name) for row in priced(graph).carried] == [("launch call", "runtime")] * (not busy)
+
+
 def test_pauses_without_a_name_are_not_carried_over_from_a_host_that_the_model_is_of() -> None:
     pause = rank(Call("aten::view", 0, 10), Call("aten::mm", 9_000, 9_050), launch(9_020, 9_030, (9_040, 9_090)))
     assert priced(shaped(pause)).carried[0].cause == "pause"

@@ -12,21 +12,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.analysis.activities import ALLOCATION, MEANINGS
+from foretrace.analysis.breakdown import kernels_in
 from foretrace.analysis.dispatched import DispatchedCalls, dispatched_calls
 from foretrace.analysis.host_time import KINDS, Segments, host_segments
 from foretrace.analysis.report import IdleRow
 from foretrace.graph import Graph, OpTable
 from foretrace.graph.graph import HostGap
 from foretrace.graph.tables import Floats, Longs, distinct
-from foretrace.simulation.task_graph import SYNC, T1, T4, merged
+from foretrace.simulation.task_graph import SYNC, T1, T4, merged, total
 
 UNEXPLAINED_US, TIMES_THE_MODEL = 1000.0, 20.0
 """A pause or a call whose name does not say what it is for is carried over where it took so much longer, and so many
 times as long, as its model says: no profiler slows one call so much."""
 CARRIED_KINDS = MEANINGS | {ALLOCATION}
 """Causes that say what host time is for: no model has it."""
-PAUSE, CPU_WORK = "pause", "cpu work"
-"""Causes of gaps that have no other name: between ops, and inside one."""
+PAUSE, CPU_WORK, LAUNCH_CALL = "pause", "cpu work", "launch call"
+"""Causes of gaps that have no other name: between ops, inside one, and in a launch while the device idles (a driver
+that loads the kernel)."""
 
 
 @dataclass(eq=False)
@@ -122,6 +124,14 @@ def _host_gaps(graph: Graph, ops: OpTable) -> Iterator[HostGap]:
             kind, name = pauses.label(row, names[graph.ops.name[pauses.op[row]]] if pauses.op[row] >= 0 else "")
             if not name.startswith("Optimizer."):
                 yield HostGap(call, call, PAUSE if kind in KINDS else kind, name, float(pauses.duration[row]), False)
+        stuck = rest.rows((rest.kind == T4) & (rest.duration >= UNEXPLAINED_US))
+        for row in range(len(stuck)):
+            begin, end = stuck.start[row], stuck.end[row]
+            active = kernels_in(graph, begin, end)
+            if total(active.start, active.end) < (end - begin) / 2:  # else it may wait for room in the queue
+                call = own[max(int(np.searchsorted(starts, begin, "right")) - 1, 0)]
+                name = graph.calls.names[graph.calls.name[stuck.call[row]]] if stuck.call[row] >= 0 else ""
+                yield HostGap(call, call, LAUNCH_CALL, name, float(end - begin), False)
         spent = rest.rows((rest.kind != T1) & (rest.kind != T4) & (rest.op >= 0))
         inside = np.bincount(spent.op, spent.duration, len(graph.ops))
         for op in np.flatnonzero(inside >= UNEXPLAINED_US).tolist():

@@ -280,7 +280,7 @@ def _peak_memory(rank: PricedRank, platform: Platform) -> int | None:
 
 def _from_zero(graphs: list[Graph]) -> list[Graph]:
     """The graphs with their first event at zero."""
-    tables = [table for graph in graphs for table in (graph.ops, graph.calls, graph.kernels) if len(table)]
+    tables = [table for graph in graphs for table in (graph.ops, graph.calls, graph.kernels, graph.activities)]
     begins = [float(np.nanmin(table.start)) for table in tables if np.isfinite(table.start).any()]
     return [graph.shifted(-min(begins, default=0.0)) for graph in graphs]
 

@@ -191,6 +191,8 @@ def _measured_facts(report: StepReport) -> Iterator[Fact]:
         yield "comm", f"{ms(spent)} ms", "waiting included: the other ranks have no trace here"
     if report.critical_path_ms:
         path = _path_kinds(report)
+        if report.critical_path_ms > 1.01 * report.step_ms > 0:
+            path += "; to the end of all that the step launched"
         if len(ranks) > 1 and report.critical_path_ranks:
             path += f"; {_path_ranks(report, report.critical_path_ms)}"
         yield "path", f"{ms(report.critical_path_ms)} ms", path
