@@ -14,6 +14,7 @@ DEVICES = Path(__file__).parent / "data" / "devices"
 """Shipped descriptions, a file each: adding a device is adding a file."""
 CUDA_GRAPH = Path(__file__).parent / "data" / "cuda_graph.json"
 KINDS = ("cuda", "cpu")
+ATTENTION = ("cudnn", "flash", "efficient")
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,8 @@ class Device:
     measured: Measured = field(default_factory=Measured)
     workspace_mib: float = 8.125
     """Workspace that PyTorch gives the GEMM library, for each thread and stream that uses it; more on Hopper."""
+    attention: str = "cudnn"
+    """What PyTorch's attention is on it, by default: cuDNN's from Hopper on, flash on Ampere and Ada, or efficient."""
     maker: str = "nvidia"
     power_w: Positive | None = None
     """Power limit."""
@@ -95,10 +98,11 @@ class Device:
         device = read_as(cls, path)
         if "float32" not in device.peak_tflops:
             raise ForetraceError(f"{path}: the field 'peak_tflops' has no rate of float32", "Add it.")
-        if device.kind not in KINDS:
-            raise ForetraceError(
-                f"{path}: the field 'kind' holds {device.kind!r}", f"It should be {' or '.join(KINDS)}."
-            )
+        for name, known in (("kind", KINDS), ("attention", ATTENTION)):
+            if (value := getattr(device, name)) not in known:
+                raise ForetraceError(
+                    f"{path}: the field {name!r} holds {value!r}", f"It should be {' or '.join(known)}."
+                )
         return device
 
     @classmethod

@@ -65,7 +65,9 @@ def _headline(fields: Fields) -> Iterator[Fact]:
 
 def _device(device: Fields) -> str:
     clock, size, rate, cache = (figure(device[name]) for name in ("clock_mhz", "memory_gb", "memory_gbps", "l2_mb"))
-    return f"{plural(device['sms'], 'processor')} at {clock} MHz, {size} GB at {rate} GB/s, {cache} MB of cache"
+    attention = f"; {device['attention']} attention" if device["kind"] == "cuda" else ""
+    memory = f"{size} GB at {rate} GB/s, {cache} MB of cache"
+    return f"{plural(device['sms'], 'processor')} at {clock} MHz, {memory}{attention}"
 
 
 def _streams(measured: Fields) -> str:

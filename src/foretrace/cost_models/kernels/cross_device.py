@@ -16,6 +16,7 @@ import numpy as np
 from foretrace.cost_models.kernels.decomposition import parts_of
 from foretrace.cost_models.kernels.estimators.dataset import Floats
 from foretrace.cost_models.kernels.families import FAMILIES, context_of, family_of
+from foretrace.cost_models.kernels.families.attention import on_device
 from foretrace.cost_models.kernels.families.lookups import index_statistics
 from foretrace.cost_models.kernels.family import TENSOR_CORE_FAMILIES
 from foretrace.cost_models.kernels.pricing import USABLE_SHARE
@@ -181,6 +182,8 @@ def scaling_notes(calls: Graph, platform: Platform) -> list[str]:
         notes = [f"{platform.name} is hypothetical: kernel times are scaled from {device.name}"]
     else:
         notes = [f"{platform.name} was not calibrated: kernel times are scaled from {scaling.source.name}"]
+    if any(on_device(op, device.attention) is not op for op in calls.ops):
+        notes.append(f"attention of cuDNN is priced as {device.attention}, PyTorch's default on {device.name}")
     used = {tensor.dtype for op in calls.ops if op.name in TENSOR_CORE_OPS for tensor in op.tensors}
     lacking = sorted(used & scaling.source.peak_tflops.keys() - device.peak_tflops.keys())
     if lacking:

@@ -71,6 +71,10 @@ class KernelCosts:
 def price_kernels(graph: Graph, rows: NDArray[np.int32], platform: Platform) -> KernelCosts:
     """The kernels that rows of the graph's ops launch on the platform's device."""
     ops = list(graph.ops.rows(rows))
+    if platform.device.attention != "cudnn":
+        from foretrace.cost_models.kernels.families.attention import on_device
+
+        ops = [on_device(op, platform.device.attention) for op in ops]
     kind = platform.device.kind
     working = [place for place, op in enumerate(ops) if not launches_nothing(op, kind)]
     exchanges = {one.op for one in graph.collectives if one.is_sized}  # of a communication benchmark, all of it

@@ -131,6 +131,27 @@ def inputs_of(op: Op) -> list[Tensor]:
     return tensors[1:4] if op.name.endswith("backward") else tensors[:3]
 
 
+def on_device(op: Op, attention: str) -> Op:
+    """A call as a device with another attention makes it: cuDNN's is the default on Hopper and later GPUs alone.
+
+    >>> q = Tensor((1, 8, 512, 64), "bfloat16")
+    >>> on_device(Op("aten::_scaled_dot_product_cudnn_attention", (q, q, q, None, True, 0.0, True)), "flash").name
+    'aten::_scaled_dot_product_flash_attention'
+    """
+    kind = op.name[len(PREFIX) :]
+    if attention == "cudnn" or not op.name.startswith(f"{PREFIX}cudnn") or kind not in CAUSAL:
+        return op
+    tensors = inputs_of(op)
+    if len(tensors) != 3 or any(len(t.shape) != 4 for t in tensors):
+        return op
+    q, k, v = tensors
+    bias, share = _bias(op, kind), argument(op, DROPOUT[kind], "dropout_p")
+    causal = argument(op, CAUSAL[kind], "is_causal") is True
+    other = "efficient" if bias is not None else attention
+    inputs = Inputs(other, q, k, v, bias, share if isinstance(share, float) else 0.0, causal)
+    return _backward(inputs) if kind.endswith("backward") else _forward(inputs)
+
+
 def _tiling(kind: str, q: Tensor, keys: int, causal: bool, dropout: bool) -> Tiling:
     batch, heads, queries, dim = q.shape
     rows, columns = next(((a, b) for most, a, b in TILES[kind] if dim <= most), TILES[kind][-1][1:])
