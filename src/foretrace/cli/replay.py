@@ -63,6 +63,9 @@ def replay(
     delayed: Annotated[
         bool, typer.Option("--delayed", help="Collectives take as long as recorded, also where ranks are missing.")
     ] = False,
+    eager: Annotated[
+        bool, typer.Option("--eager", help="Run what was compiled call by call, uncompiled: the same graphs.")
+    ] = False,
     weights: Annotated[str | None, typer.Option(metavar="W,W,…", help="How much each of several counts.")] = None,
     top: Top = 10,
 ) -> None:
@@ -78,7 +81,7 @@ def replay(
     from foretrace.report.formatting import printable
 
     chosen = replay_choices(phase, first, last, only, without, ops, dtype, obfuscate, ranks, batch)
-    how = How(iterations, device, pace, slow_host, counters, delayed)
+    how = How(iterations, device, pace, slow_host, counters, delayed, eager)
     check_names(what)
     paths = [Path(one) for one in what]
     members = members_of(paths, weights)

@@ -10,6 +10,7 @@ import numpy as np
 
 from foretrace.errors import ForetraceError
 from foretrace.graph.op import Storage
+from foretrace.graph.programs import Program
 from foretrace.graph.tables import ActivityTable, CallTable, Floats, KernelTable, Longs, OpTable, StorageTable
 
 Fact: TypeAlias = "bool | int | float | list[int] | list[float]"
@@ -216,6 +217,8 @@ class Graph:
     indices: list[Indices] = field(default_factory=list)
     contents: dict[int, Content] = field(default_factory=dict)
     """Contents of the tensors that existed before the step, by tensor id."""
+    programs: tuple[Program, ...] = ()
+    """Programs that torch.compile generated, by the number that calls of them name."""
     settings: dict[str, bool | int | str] = field(default_factory=dict)
     """PyTorch settings that select kernels: threads, TF32, cuDNN's benchmark mode."""
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict)

@@ -145,7 +145,10 @@ GRAPH_LAUNCH = "cuda::graph_launch"
 of the step without one."""
 COMPILED_REGION = "compile::region"
 """A side call that begins a program that torch.compile generated: how many of the calls after it are the program's, and
-how many arguments it takes."""
+how many arguments it takes. In a recording ``given`` has these arguments, and ``program`` the number of the program."""
+COMPILED_PROGRAM = "compile::program"
+"""A program: in a recording's list of them the head, with as ``calls`` how many calls of its graph follow; in a step
+whose programs are folded, a call of the program with the number and the tensors that come first."""
 
 ALIGNMENT = 128
 """Elements: the offset of a tensor in its storage affects kernel times only modulo this."""

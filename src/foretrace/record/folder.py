@@ -2,7 +2,8 @@
 
 ``rank-N/`` holds ``rank.json`` (timings, machine, groups), ``ops.jsonl.gz`` (the structure), ``storages.json.gz``,
 ``indices.json``, ``contents.json.gz`` (summaries of tensors from before the step), ``profile.json.gz`` (the light
-profile, as PyTorch's profiler writes it) and, where something was compiled, ``et.json.gz`` (PyTorch's execution trace).
+profile, as PyTorch's profiler writes it) and, where something was compiled, ``et.json.gz`` (PyTorch's execution trace)
+and ``programs.jsonl.gz`` (the graphs of compiled programs).
 Each is written under a temporary name and renamed.
 """
 
@@ -14,17 +15,19 @@ import math
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from foretrace import __version__
 from foretrace.graph import MAX_RANKS, Content, ForetraceError, Indices, Op, Storage, Timings
 from foretrace.graph.codec import DAMAGE, from_lines, to_lines
+from foretrace.graph.programs import Program, programs_of
 
 VERSION = 1
 RANK, OPS, STORAGES, INDICES = "rank.json", "ops.jsonl.gz", "storages.json.gz", "indices.json"
 PROFILE, EXECUTION_TRACE, JOB, CONTENTS = "profile.json.gz", "et.json.gz", "job.json", "contents.json.gz"
+PROGRAMS = "programs.jsonl.gz"
 NOT_FINITE = ("inf", "-inf", "nan")
 MAX_BYTES = 1 << 62
 MAX_COUNT, MAX_DOUBLINGS = 1 << 53, 64
@@ -42,6 +45,8 @@ class Rank:
     plain: Timings
     slowdown: float
     settings: dict[str, bool | int | str]
+    compiled: dict[str, Any] = field(default_factory=dict)
+    """What torch.compile did: graphs, and graph breaks and recompilations by their reasons."""
 
 
 def write_structure(folder: Path, ops: Iterable[Op], storages: dict[int, Storage]) -> None:
@@ -55,6 +60,17 @@ def write_structure(folder: Path, ops: Iterable[Op], storages: dict[int, Storage
     _write(folder / OPS, "".join(line + "\n" for line in to_lines(ops)))
     rows = [[s.id, s.nbytes, s.device, s.birth, s.death, *([1] if s.held else [])] for s in storages.values()]
     _write(folder / STORAGES, json.dumps(rows))
+
+
+def write_programs(folder: Path, ops: Iterable[Op]) -> None:
+    """Write the graphs of compiled programs: for each a head, and its calls."""
+    _write(folder / PROGRAMS, "".join(line + "\n" for line in to_lines(ops)))
+
+
+def read_programs(folder: Path) -> tuple[Program, ...]:
+    """The compiled programs of a rank; none where nothing was compiled, or by an older Foretrace."""
+    path = folder / PROGRAMS
+    return programs_of(from_lines(_read(path).splitlines(), str(path)), str(path)) if path.exists() else ()
 
 
 def write_indices(folder: Path, seen: Iterable[tuple[str, int, Indices]]) -> None:
@@ -195,6 +211,7 @@ def read_rank(folder: Path) -> Rank:
             plain=Timings(synced, back_to_back, None if peak is None else int(peak)),
             slowdown=float(facts["slowdown"]["profile"] or 1.0),
             settings={str(name): value for name, value in facts.get("settings", {}).items()},
+            compiled={str(name): value for name, value in facts.get("compiled", {}).items()},
         )
 
 

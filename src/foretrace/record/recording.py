@@ -20,8 +20,12 @@ from foretrace.formats.kineto import read_kineto
 from foretrace.formats.ranks import align_clocks
 from foretrace.graph import Collective, ForetraceError, Graph, Job, Op, OpTable, Storage, Tensor, Value
 from foretrace.graph.calls import collectives_of
+from foretrace.graph.op import COMPILED_REGION
+from foretrace.graph.programs import compilation_notes
 from foretrace.graph.tables import LAUNCH, Ints, distinct
 from foretrace.record import folder as files
+
+PROGRAM_ANNOTATION = "## Call CompiledFxGraph"
 
 
 def load_recording(path: str | Path, ranks: Collection[int] | None = None) -> Job:
@@ -78,6 +82,7 @@ def read_rank(path: Path, profile: Graph | None, step: str) -> Graph:
     """One rank of a recording as a graph, at the times of one step of its profile."""
     facts = files.read_rank(path)
     ops = files.read_ops(path)
+    programs = files.read_programs(path)
     if path.name != f"rank-{facts.rank}":
         raise ForetraceError(f"{path} is a recording of rank {facts.rank}", "Give the folder its own name back.")
     structure = Graph(
@@ -89,11 +94,13 @@ def read_rank(path: Path, profile: Graph | None, step: str) -> Graph:
         storages=files.read_storages(path, len(ops)),
         indices=files.read_indices(path, ops),
         contents=files.read_contents(path, ops),
+        programs=programs,
         settings=facts.settings,
         collectives=collectives_of(ops, facts.groups),
         groups=facts.groups,
         unprofiled=facts.plain,
         profiling_overhead=facts.slowdown,
+        notes=compilation_notes(programs, facts.compiled),
     )
     if profile is None:
         return structure
@@ -123,6 +130,7 @@ def with_times(structure: Graph, profile: Graph, compiled: Graph | None = None) 
     owner[extra] = len(structure.ops) + np.arange(len(extra))
     owner = _inherited(owner, profile.ops.parent)
 
+    _match_programs(found, structure.ops, profile)
     launchers = [profile.ops[int(row)] for row in extra]
     if compiled is not None:
         launchers = with_traced_arguments(launchers, structure, compiled)
@@ -188,6 +196,33 @@ def _match_launchers(found: Ints, structure: OpTable, profile: Graph) -> None:
             found[alike[0]] = row
 
 
+def _match_programs(found: Ints, structure: OpTable, profile: Graph) -> None:
+    """Match calls of compiled programs with the annotations that PyTorch opens around each of them."""
+    if not len(structure) or not len(profile.ops):
+        return
+    marks = np.flatnonzero(structure.names.matching(COMPILED_REGION.__eq__)[structure.name])
+    names = profile.ops.names.matching(lambda name: name.startswith(PROGRAM_ANNOTATION))
+    rows = np.flatnonzero(names[profile.ops.name])
+    if len(marks) == len(rows):
+        found[marks] = rows
+
+
+def _count_program_calls(calls: Sequence[Op]) -> None:
+    """Set how many calls a compiled program makes, now that its generated kernels are among them.
+
+    The mark itself takes no time: that is its calls'.
+    """
+    for place, mark in enumerate(calls):
+        if mark.name != COMPILED_REGION or not mark.end_us > mark.start_us:
+            continue
+        inside = 0
+        for op in calls[place + 1 :]:
+            if not op.start_us < mark.end_us:
+                break
+            inside += not op.is_side_call
+        mark.args, mark.end_us = (inside, *mark.args[1:]), mark.start_us
+
+
 def _launchers_without_owner(owner: Ints, profile: Graph) -> NDArray[np.intp]:
     """Rows of the profile that launch kernels and belong to no call of the structure."""
     launching = profile.calls.op[(profile.calls.kind == LAUNCH) & (profile.calls.op >= 0)]
@@ -236,7 +271,9 @@ def _timed(
     for op, begins, ends, lane in zip(calls, start, end, thread):
         op.start_us, op.end_us, op.thread, op.parent = float(begins), float(ends), int(lane), -1
     order = np.argsort(start, kind="stable")
-    return OpTable.of([calls[row] for row in order]), order
+    ordered = [calls[row] for row in order]
+    _count_program_calls(ordered)
+    return OpTable.of(ordered), order
 
 
 def _collectives(planned: list[Collective], kernel_op: Ints, place: Ints, works: NDArray[np.intp]) -> list[Collective]:

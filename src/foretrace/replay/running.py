@@ -71,6 +71,8 @@ class How:
     """Also read hardware counters of the GPU, with Nsight Compute."""
     delayed: bool = False
     """Delay collectives to their duration in the original."""
+    eager: bool = False
+    """Run compiled programs call by call, uncompiled."""
 
     @property
     def options(self) -> list[str]:
@@ -84,6 +86,7 @@ class How:
         chosen += [] if self.slow_host == 1.0 else ["--slow-host", str(self.slow_host)]
         chosen += ["--counters"] if self.counters else []
         chosen += ["--delayed"] if self.delayed else []
+        chosen += ["--eager"] if self.eager else []
         return chosen if self.pace else [*chosen, "--no-pace"]
 
     def check_device(self) -> None:

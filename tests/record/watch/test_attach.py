@@ -86,7 +86,8 @@ def test_a_recorder_that_cannot_begin_lets_the_job_import_torch(
         def exec_module(self, module: object) -> None:
             executed.append(module)
 
-    attach._Beginning(Loader(), {"out": "x", "stop": False, **SHORT}).exec_module(sys)  # type: ignore[arg-type]
+    orders = {"out": "x", "stop": False, **SHORT}
+    attach._Loader(Loader(), lambda: attach.try_to_begin(orders)).exec_module(sys)  # type: ignore[arg-type]
     assert executed == [sys]
     assert "can't record this process (division by zero)" in capsys.readouterr().err
 

@@ -12,6 +12,7 @@ import pytest
 
 import foretrace as ft
 from foretrace.formats.execution_trace import read_execution_trace
+from foretrace.graph.op import COMPILED_REGION
 from foretrace.platform.platform import Platform
 from foretrace.record.recording import load_recording
 from tests.record.jobs import SHORT, foretrace, run_recorded, script
@@ -69,6 +70,7 @@ def test_a_compiled_step_is_compiled_after_it_was_recorded_and_its_trace_is_kept
     names = [op.name for op in graph.ops]
     assert "aten::gelu" not in names, "it is inside a compiled kernel"
     assert graph.steps and len(names) > 5
+    assert any("compiled before the recording began" in note for note in graph.notes)
 
 
 JOB = """
@@ -146,7 +148,14 @@ def test_a_compiled_job_is_recorded_as_it_is_and_its_recording_can_be_read(
     trace = read_execution_trace(tmp_path / "r" / "rank-0" / "et.json.gz")
     assert len(trace.ops) and not any("never written" in note for note in trace.notes)
     assert ft.predict(graph, on=cpu).step_ms > 0
+    assert graph.programs and all(each.ops and each.kernels and not each.failed for each in graph.programs)
+    marks = [op for op in graph.ops if op.name == COMPILED_REGION]
+    assert {op.kwargs["program"] for op in marks} == set(range(len(graph.programs)))
+    assert any(note.startswith("compiled: ") and "generated kernel" in note for note in graph.notes)
     for subcommand in ("show", *(["replay"] if kind in ("model", "whole step") else [])):
         read = foretrace(subcommand, tmp_path / "r", "--json")
         assert read.returncode == 0, read.stderr
-        assert json.loads(read.stdout)
+        result = json.loads(read.stdout)
+        if subcommand == "replay":
+            assert result["coverage"]["calls"] == 1.0 and result["ops"]["compile::program"][0] == len(marks)
+            assert not any("call by call" in note for note in result["notes"]), "it was compiled"

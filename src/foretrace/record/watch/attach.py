@@ -9,6 +9,7 @@ import atexit
 import json
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -27,10 +28,15 @@ def attach() -> None:
     """Record this process as soon as it imports torch."""
     orders = json.loads(os.environ[ORDERS])
     _note(orders, ATTACHED)
-    if "torch" in sys.modules:
+    after_import("torch", lambda: try_to_begin(orders))
+
+
+def try_to_begin(orders: dict[str, Any]) -> None:
+    """Record this process, which must run whatever happens to its recorder."""
+    try:
         begin(orders)
-    else:
-        sys.meta_path.insert(0, _AfterTorch(orders))
+    except Exception as error:
+        print(f"foretrace: can't record this process ({error})", file=sys.stderr)
 
 
 def begin(orders: dict[str, Any]) -> None:
@@ -63,37 +69,46 @@ def _stop() -> None:
     raise SystemExit(0)
 
 
-class _AfterTorch(MetaPathFinder):
-    """Import hook that begins to record right after torch is imported."""
+def after_import(name: str, work: Callable[[], None]) -> None:
+    """Run a function once a module has been imported: now, where it has been.
 
-    def __init__(self, orders: dict[str, Any]) -> None:
-        self._orders = orders
+    >>> after_import("sys", lambda: print("there"))
+    there
+    """
+    if name in sys.modules:
+        work()
+    else:
+        sys.meta_path.insert(0, _AfterImport(name, work))
+
+
+class _AfterImport(MetaPathFinder):
+    """Import hook that runs a function right after a module is imported."""
+
+    def __init__(self, name: str, work: Callable[[], None]) -> None:
+        self._name, self._work = name, work
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        if name != "torch":
+        if name != self._name:
             return None
         sys.meta_path.remove(self)
-        spec = find_spec("torch")
+        spec = find_spec(name)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Beginning(spec.loader, self._orders)
+            spec.loader = _Loader(spec.loader, self._work)
         return spec
 
 
-class _Beginning(Loader):
-    """Torch's loader, which begins to record once torch is loaded."""
+class _Loader(Loader):
+    """The loader of a module, which runs a function once the module is loaded."""
 
-    def __init__(self, loader: Loader, orders: dict[str, Any]) -> None:
-        self._loader, self._orders = loader, orders
+    def __init__(self, loader: Loader, work: Callable[[], None]) -> None:
+        self._loader, self._work = loader, work
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
-        try:
-            begin(self._orders)
-        except Exception as error:  # the job must run whatever happens to its recorder
-            print(f"foretrace: can't record this process ({error})", file=sys.stderr)
+        self._work()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)

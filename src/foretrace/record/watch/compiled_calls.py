@@ -20,6 +20,8 @@ from collections.abc import Callable
 from types import FrameType, FunctionType
 from typing import Any
 
+from foretrace.record.watch.compiled_programs import follow_programs
+
 COMPILED_CALL = "saved_dynamic_layer_stack_depth"
 """A variable of the function in ``torch._dynamo.eval_frame`` around each compiled call, and of no other one there."""
 
@@ -108,6 +110,7 @@ def follow_compiled_calls() -> None:
     if _following or not hasattr(torch, "compile"):
         return
     _following = True
+    follow_programs()
     original = torch.compile
 
     @functools.wraps(original)

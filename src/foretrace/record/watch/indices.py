@@ -6,15 +6,17 @@ Taken in a step of its own, since reading values costs device work that the reco
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from foretrace.graph import Content, Indices
 from foretrace.graph.bindings import view_of
+from foretrace.graph.op import COMPILED_REGION
+from foretrace.record.watch.compiled_programs import Program
 from foretrace.record.watch.tensors import TensorRegistry, content_of, histogram
 from foretrace.record.watch.watch import Watch, desugars, op_name
 
@@ -69,6 +71,17 @@ class IndexWatch(TorchDispatchMode):
             self._registry.now = 0
             # A replay makes views of earlier tensors again: their values need no summary.
             self._looked_at.update(view_of(self._registry.describe(tensor)) for tensor in _tensors_in([result]))
+        return result
+
+    def run_program(self, program: Program, inputs: list[Any], run: Callable[[list[Any]], Any]) -> Any:
+        """Run a program that torch.compile generated, and summarize its arguments."""
+        with suppress(Exception), _disable_current_modes():
+            self._look_at_inputs(COMPILED_REGION, [*inputs, *program.constants])
+        self._called[COMPILED_REGION] += 1
+        result = run(inputs)
+        with suppress(Exception):
+            self._registry.now = 0
+            self._looked_at.update(view_of(self._registry.describe(tensor)) for tensor in _tensors_in(result))
         return result
 
     def _look_at_inputs(self, name: str, arguments: Iterable[Any]) -> None:

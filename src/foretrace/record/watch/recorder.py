@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from foretrace.record import folder as files
+from foretrace.record.watch.compiled_programs import compilation
 from foretrace.record.watch.context import settings
 from foretrace.record.watch.indices import IndexWatch
 from foretrace.record.watch.profile import (
@@ -72,6 +73,8 @@ class Recorder:
         self._work: Path | None = None
         self._groups: dict[str, tuple[int, ...]] = {}
         self._peak: int | None = None
+        self._graphs = 0
+        """How many graphs had been compiled when the first timed step began."""
         install_hooks()
 
     def step(self) -> None:
@@ -135,8 +138,10 @@ class Recorder:
 
     def _last_of(self, kind: str) -> None:
         """The last step of its kind has ended."""
-        if kind == WARM_UP and torch.cuda.is_initialized():
-            torch.cuda.reset_peak_memory_stats()
+        if kind == WARM_UP:
+            self._graphs = compilation().get("graphs", 0)
+            if torch.cuda.is_initialized():
+                torch.cuda.reset_peak_memory_stats()
         if kind == BACK_TO_BACK and torch.cuda.is_initialized():
             self._peak = torch.cuda.max_memory_allocated()
         if self._watcher is not None:
@@ -167,6 +172,8 @@ class Recorder:
             watcher.save(self._work / files.EXECUTION_TRACE)
         elif isinstance(watcher, Watch):
             files.write_structure(self._work, watcher.ops, watcher.registry.storages)
+            if programs := watcher.programs.lines():
+                files.write_programs(self._work, programs)
             self._groups = watcher.communication.groups
         elif isinstance(watcher, IndexWatch):
             files.write_indices(self._work, watcher.seen)
@@ -186,6 +193,9 @@ class Recorder:
         back_to_back = self._times.get(BACK_TO_BACK, [])
         plain = median(self._times.get(SYNCED) or [0.0])
         profiled = self._times.get(PROFILE, [])[1:]
+        compiled = compilation()
+        if compiled.get("graphs"):
+            compiled["graphs_while_recorded"] = compiled["graphs"] - self._graphs
         return {
             "rank": _rank(),
             "world": _world(),
@@ -207,6 +217,7 @@ class Recorder:
             "host": socket.gethostname(),
             "script": Path(sys.argv[0]).name,
             "peak_memory_bytes": self._peak,
+            **({"compiled": compiled} if compiled.get("graphs") else {}),
         }
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import cache
 from typing import Any
 
@@ -12,8 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from foretrace.graph import Constant, Graph, Op, OpTable, Value
 from foretrace.graph.calls import collectives_of
+from foretrace.graph.op import COMPILED_REGION
 from foretrace.record.watch.autograd import SparseGradients, plain_ctc_loss, plain_form, without_saves
 from foretrace.record.watch.communication import Communication, is_box
+from foretrace.record.watch.compiled_programs import Program, ProgramCalls
 from foretrace.record.watch.context import CallContext, noting_side_calls, settings
 from foretrace.record.watch.tensors import DeviceName, TensorRegistry
 
@@ -58,6 +60,8 @@ class Watch(TorchDispatchMode):
         self.registry = TensorRegistry(device_name)
         self.context = CallContext()
         self.communication = Communication()
+        self.programs = ProgramCalls()
+        self._in_program = 0
         self._sparse = SparseGradients(self)
         self._open = ExitStack()
         self._failure: Exception | None = None
@@ -108,6 +112,28 @@ class Watch(TorchDispatchMode):
             _use_output_device(op)
         return result
 
+    def run_program(self, program: Program, inputs: list[Any], run: Callable[[list[Any]], Any]) -> Any:
+        """Run a program that torch.compile generated, and record the call."""
+        updates = any(isinstance(inputs[place], torch.nn.Parameter) for place in program.updated)
+        op = Op(COMPILED_REGION)
+        with self.context.optimizing() if updates else nullcontext():
+            with self.unharmed():
+                given = [*inputs, *program.constants]
+                op = self.note(COMPILED_REGION, "", (0, len(inputs)), {"given": given})
+                described = op.kwargs["given"]
+                op.kwargs["program"] = self.programs.number(program, described if isinstance(described, list) else [])
+                del given  # the program frees arguments that it no longer needs
+            begin, self._in_program = len(self.ops), self._in_program + 1
+            try:
+                result = run(inputs)
+            finally:
+                self._in_program -= 1
+        with self.unharmed():
+            op.args = (sum(not each.is_side_call for each in self.ops[begin:]), op.args[1])
+            self.registry.now = len(self.ops) - 1
+            op.outputs = tuple(self.describe(value) for value in result)
+        return result
+
     def recorded(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor that calls are recorded with, for one of the job's."""
         return tensor
@@ -144,8 +170,8 @@ class Watch(TorchDispatchMode):
             frees=frees,
         )
         self.ops.append(op)
-        # Inputs first seen here were there before the step.
-        self.registry.now = -1
+        # Inputs first seen here were there before the step, unless a compiled program has allocated them.
+        self.registry.now = len(self.ops) - 1 if self._in_program else -1
         op.args = tuple(self.describe(value) for value in args)
         op.kwargs = {key: self.describe(value) for key, value in kwargs.items()}
         if name.startswith(FUNCTIONAL):

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 
 from foretrace.errors import suggestion
 from foretrace.graph import PHASES, ForetraceError, Op
+from foretrace.graph.op import COMPILED_PROGRAM
 from foretrace.graph.operators import COLLECTIVE_CALLS, is_identifier
 
 LOOKS_UP = ("embedding", "index_select", "lookup")
@@ -58,7 +59,7 @@ def select(ops: Sequence[Op], selection: Selection) -> list[int]:
         and wanted(ops[row])
         and not any(matches(ops[row].name, pattern) for pattern in selection.without)
     ]
-    if not any(not ops[row].is_side_call for row in taken):
+    if not any(not ops[row].is_side_call or ops[row].name == COMPILED_PROGRAM for row in taken):
         raise ForetraceError("nothing is left of the step", "Choose another phase, other ops, or leave fewer out.")
     return taken
 

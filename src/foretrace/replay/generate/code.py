@@ -8,13 +8,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from foretrace.graph import Content
+from foretrace.graph import Content, Tensor, Value, tensors_in
 from foretrace.graph.op import contiguous_strides
 from foretrace.graph.operators import LAYOUTS, NAMESPACES
+from foretrace.graph.programs import Program
 from foretrace.replay.generate.contents import CONTENT_KINDS
 from foretrace.replay.generate.lines import Lines
-from foretrace.replay.generate.literals import NotWritableError, describe, device_name, literal
-from foretrace.replay.generate.plan import Input, Name, Plan, PlanCall
+from foretrace.replay.generate.literals import NotWritableError, describe, device_name, literal, safe_name
+from foretrace.replay.generate.plan import Argument, Input, Name, Plan, PlanCall, Result
 
 WIDTH = 120
 
@@ -26,6 +27,8 @@ class Code:
     step: str
     inputs: str
     stand_ins: dict[int, str]
+    regions: str = ""
+    """Functions of compiled programs, as calls; empty where there are none."""
 
 
 def code_of(plan: Plan, packages: Mapping[str, str] | None = None, modules: bool = True) -> Code:
@@ -34,13 +37,14 @@ def code_of(plan: Plan, packages: Mapping[str, str] | None = None, modules: bool
     ``packages`` are namespaces of operators that may be called besides PyTorch's own, and what registers each, if any.
     """
     lines = Lines(tuple(packages or ()), modules, plan.groups)
+    regions, lines.unknown_regions = regions_code(plan.programs, packages or {}, plan.groups)
     made = sections(plan)
     body: list[str] = []
     for section in made:
         body += ["", "", *_function(section, lines, section is made[-1], plan.tail_us)]
     lines.harness_functions.add("begin")
     step = [*_head(plan, lines, packages or {}), *body, "", "", *_step(made, plan)]
-    return Code("\n".join(step) + "\n", _inputs(plan), lines.stand_ins)
+    return Code("\n".join(step) + "\n", _inputs(plan), lines.stand_ins, regions)
 
 
 def _head(plan: Plan, lines: Lines, packages: Mapping[str, str]) -> Iterator[str]:
@@ -49,6 +53,11 @@ def _head(plan: Plan, lines: Lines, packages: Mapping[str, str]) -> Iterator[str
     yield "The number after a call is its index in calls.json. Edit the lines as you like: run.py runs what it finds."
     yield '"""'
     yield ""
+    yield from _imported(lines, packages)
+
+
+def _imported(lines: Lines, packages: Mapping[str, str]) -> Iterator[str]:
+    """Imports, and variables that all calls may use."""
     yield "from math import inf, nan  # noqa: F401"
     yield ""
     yield "import torch"
@@ -61,6 +70,75 @@ def _head(plan: Plan, lines: Lines, packages: Mapping[str, str]) -> Iterator[str
     yield from (f"{namespace} = torch.ops.{namespace}" for namespace in sorted(lines.namespaces))
     yield from _devices(lines.devices)
     yield from lines.group_variables.lines()
+
+
+def regions_code(
+    programs: Mapping[int, Program], packages: Mapping[str, str], groups: Mapping[str, tuple[int, ...]]
+) -> tuple[str, dict[int, str]]:
+    """The functions of compiled programs, and by number why some can't be written."""
+    lines, reasons, body = Lines(tuple(packages), False, groups), dict[int, str](), list[str]()
+    for number, program in programs.items():
+        try:
+            body += ["", "", *_region(number, program, lines)]
+        except NotWritableError as problem:
+            reasons[number] = f"the graph of a compiled program has {problem}"
+    if len(reasons) == len(programs):
+        return "", reasons
+    head = [
+        '"""Graphs of compiled programs, call by call: harness/regions.py compiles each where the benchmark runs."""',
+        "",
+        *_imported(lines, packages),
+    ]
+    return "\n".join([*head, *body]) + "\n", reasons
+
+
+def _region(number: int, program: Program, lines: Lines) -> Iterator[str]:
+    """The function of a compiled program."""
+    names: dict[int, Name] = {}
+
+    def named(value: Value) -> Argument:
+        if isinstance(value, Tensor):
+            return names.get(value.id, value)  # one of no call can't be written
+        if isinstance(value, list):
+            return [named(item) for item in value]
+        return value
+
+    def new(value: Value) -> Result:
+        if isinstance(value, Tensor):
+            return names.setdefault(value.id, Name(f"t{len(names)}"))
+        return [new(item) for item in value] if isinstance(value, list) else None
+
+    given = [new(tensor) for tensor in tensors_in(list(program.given))]
+    calls = []
+    for place, op in enumerate(program.ops):
+        args, kwargs = tuple(map(named, op.args)), {key: named(value) for key, value in op.kwargs.items()}
+        before = set(names)
+        made = tuple(new(value) for value in op.outputs)
+        fresh = {names[tensor.id]: tensor for tensor in op.produced if tensor.id not in before}
+        results = tuple(_fresh(result, fresh) for result in made)
+        calls.append(PlanCall(place, op.name, op.overload, args=args, kwargs=kwargs, results=results, made=fresh))
+    returned = literal([named(value) for value in program.returned])
+    last = {name: place for place, call in enumerate(calls) for name in (*call.variables, *call.new)}
+    ended: dict[int, list[Name]] = {}
+    for name, place in last.items():
+        if name not in given and name not in returned.strip("[]").split(", "):
+            ended.setdefault(place, []).append(name)
+    written: list[str] = []
+    for place, call in enumerate(calls):
+        written += lines.call(call)
+        if place in lines.stand_ins:
+            raise NotWritableError(f"{safe_name(call.name)}, {lines.stand_ins.pop(place)}")
+        if place in ended:
+            written.append(f"del {', '.join(ended[place])}")
+    yield from _wrapped(f"def region_{int(number)}(", [str(name) for name in given], "):")
+    yield from (f"    {line}" for line in [*written, f"return {returned}"])
+
+
+def _fresh(result: Result, made: Mapping[Name, Tensor]) -> Result:
+    """The result without variables that there were before: those of arguments that were changed in place."""
+    if isinstance(result, list):
+        return [_fresh(item, made) for item in result]
+    return result if result in made else None
 
 
 def _imports(module: str, names: Iterable[str]) -> list[str]:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 from foretrace.graph import Content, Graph, Indices, Op, Tensor, Value, tensors_in
 from foretrace.graph.graph import Fact
+from foretrace.graph.op import COMPILED_PROGRAM
 from foretrace.graph.operators import COLLECTIVE_CALLS
+from foretrace.graph.programs import unfold
 from foretrace.replay.generate.plan import Plan
 
 CONTENT_KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...], bool | None]] = {
@@ -45,6 +48,10 @@ def with_contents(plan: Plan, graph: Graph, ops: Sequence[Op], rows: Sequence[in
     """
     indices = {found.op: found for found in graph.indices}
     needed = required_contents(ops, {place: indices[row] for place, row in enumerate(rows) if row in indices})
+    for op in ops:
+        program = plan.programs.get(op.args[0]) if op.name == COMPILED_PROGRAM and op.args else None  # type: ignore[arg-type]
+        if program is not None:
+            needed = required_contents(unfold(op, program, count(1 << 62)), {}) | needed
     guessed = 0
     for given in plan.inputs:
         recorded = usable_content(graph.contents.get(given.tensor.id), given.tensor)

@@ -12,9 +12,9 @@ from typing import Any
 
 from foretrace import __version__
 from foretrace.errors import parse_size
-from foretrace.graph import ForetraceError, Graph, Job, Tensor
+from foretrace.graph import ForetraceError, Graph, Job, Tensor, tensors_in
 from foretrace.graph.op import ITEMSIZE
-from foretrace.graph.operators import LAYOUTS
+from foretrace.graph.operators import LAYOUTS, operator_path
 from foretrace.output import atomic_folder
 from foretrace.replay.generate.choices import Choices
 from foretrace.replay.generate.code import Code, code_of
@@ -91,6 +91,7 @@ def benchmark_files(graph: Graph, choices: Choices, replayed_ranks: Sequence[int
         "inputs.py": code.inputs,
         "calls.json": json.dumps(facts(plan, code), indent=None, separators=(",", ":")) + "\n",
         "original.json": json.dumps(original, indent=1) + "\n",
+        **({"regions.py": code.regions} if code.regions else {}),
     }
     return RankFiles(files, plan, len(code.stand_ins))
 
@@ -139,7 +140,25 @@ def facts(plan: Plan, code: Code) -> dict[str, Any]:
         "notes": [safe_text(note) for note in plan.notes],
         "calls": calls,
         "written": digest(code.step, code.inputs),
+        **({"regions": regions_json(plan)} if code.regions else {}),
     }
+
+
+def regions_json(plan: Plan) -> dict[str, dict[str, Any]]:
+    """What is known of each compiled program besides its calls: how TorchInductor is asked to compile it."""
+    made = {}
+    for number, program in plan.programs.items():
+        tensors = [place for place, value in enumerate(program.given) if isinstance(value, Tensor)]
+        made[str(number)] = {
+            "kind": program.kind,
+            "given": [tensor_json(tensor) for tensor in tensors_in(list(program.given))],
+            "static": [new for new, place in enumerate(tensors) if place in program.static],
+            "visible": list(program.visible),
+            "origins": [safe_name(name) if operator_path(name, "") else "" for name in program.origins],
+            "settings": {name: value for name, value in program.settings.items() if safe_name(name) == name},
+            "cuda_graph": program.cuda_graph,
+        }
+    return made
 
 
 def _made(result: Result, call: PlanCall) -> Any:
@@ -236,7 +255,7 @@ before it{of_rank}. No model code and no data: inputs are made up like the origi
 | file | holds |
 | --- | --- |
 | `{folder}step.py` | the step, one line per call; edit it as you like |
-| `{folder}inputs.py` | tensors that exist before the step: sizes, and statistics of their values |
+{regions}| `{folder}inputs.py` | tensors that exist before the step: sizes, and statistics of their values |
 | `{folder}calls.json` | results and times of each call, for stand-ins and coverage |
 | `{folder}original.json` | what the original measured, for the comparison |
 | `harness/` | runs the benchmark |
@@ -245,6 +264,8 @@ before it{of_rank}. No model code and no data: inputs are made up like the origi
 autograd and Python. A replay that is faster waits for the rest.
 
 {notes}"""
+REGIONS = """| `{folder}regions.py` | graphs of compiled programs, call by call; `run.py --eager` runs them uncompiled |
+"""
 RANKS = """
 ## Ranks
 
@@ -266,6 +287,7 @@ def readme(plan: Plan, stand_ins: int, source: str, ranks: int = 1) -> str:
         inputs=len(plan.inputs),
         of_rank=f", on rank {plan.rank} of {ranks}" if ranks > 1 else "",
         folder="rank-N/" if ranks > 1 else "",
+        regions=REGIONS.format(folder="rank-N/" if ranks > 1 else "") if plan.programs else "",
         stand_ins=f"\n{stand_ins:,} calls can't be made; stand-ins take their place.\n" if stand_ins else "",
         notes="".join(f"- {safe_text(note)}\n" for note in plan.notes),
     )

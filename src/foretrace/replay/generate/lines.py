@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from foretrace.graph import Constant
-from foretrace.graph.op import RESIZE
+from foretrace.graph.op import COMPILED_PROGRAM, RESIZE
 from foretrace.graph.operators import NAMESPACES, is_identifier, operator_path
 from foretrace.replay.generate.literals import (
     NUMBER,
@@ -36,6 +36,7 @@ SIDE_CALL_FUNCTIONS = {
 """Functions of the harness for calls that do not pass the dispatcher."""
 FUNCTIONAL = ("_c10d_functional::",)
 OPERATOR_HELPERS = {
+    COMPILED_PROGRAM: "region",
     "aten::record_stream": "record_stream",
     "aten::_pin_memory": "pin_memory",
     "_c10d_functional::_wrap_tensor_autograd": "unwrapped",
@@ -64,6 +65,8 @@ class Lines:
     ) -> None:
         self.stand_ins: dict[int, str] = {}
         """By number of a call that can't be made, the reason."""
+        self.unknown_regions: dict[int, str] = {}
+        """By number of a compiled program whose graph can't be written, the reason."""
         self.namespaces: set[str] = set()
         self.harness_functions: set[str] = set()
         """Functions of the harness."""
@@ -88,7 +91,7 @@ class Lines:
             self._stream = call.stream
             self.harness_functions.add("use_stream")
             yield f"use_stream({int(call.stream)})"
-        yield from self._side_call(call) if call.name in SIDE_CALL_FUNCTIONS else self._call(call)
+        yield from self._side_call(call) if call.name in SIDE_CALL_FUNCTIONS else self.call(call)
         self._due += call.host_us
         if call.waits:
             self.harness_functions.add("resume")
@@ -108,7 +111,8 @@ class Lines:
             self.harness_functions.add("pace")
             yield f"pace({due:.4g})"
 
-    def _call(self, call: PlanCall) -> Iterator[str]:
+    def call(self, call: PlanCall) -> Iterator[str]:
+        """The line of a call of an operator, or of its stand-in."""
         made: list[str] = []
         with suppress(NotWritableError):
             made = [describe(tensor) for tensor in call.made.values()]
@@ -133,6 +137,8 @@ class Lines:
 
     def _target(self, call: PlanCall) -> str:
         helper = OPERATOR_HELPERS.get(call.name) or OPERATOR_HELPERS.get(f"{call.name}.{call.overload}")
+        if call.name == COMPILED_PROGRAM and (why := self.unknown_regions.get(call.args[0])):  # type: ignore[arg-type]
+            raise NotWritableError(why)
         if helper is not None:
             self.harness_functions.add(helper)
             return helper

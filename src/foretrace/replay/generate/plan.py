@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from foretrace.graph import Content, Tensor, Value
-from foretrace.graph.op import RESIZE, SIDE_CALLS
+from foretrace.graph.op import COMPILED_PROGRAM, RESIZE, SIDE_CALLS
+from foretrace.graph.programs import Program
 
 
 class Name(str):
@@ -78,11 +79,15 @@ class PlanCall:
     device_us: float = 0.0
     took_us: float = 0.0
     """Duration of a collective in the original."""
+    rows: tuple[int, ...] = ()
+    """Rows of the graph that it stands for, where it is a compiled program."""
+    scratch: int = 0
+    """Bytes that it holds meanwhile besides its arguments and results, where it is a compiled program."""
 
     @property
     def is_side_call(self) -> bool:
         """Whether it acts on a stream, a storage or a work without passing the dispatcher."""
-        return self.name.startswith(SIDE_CALLS)
+        return self.name.startswith(SIDE_CALLS) and self.name != COMPILED_PROGRAM
 
     @property
     def resized(self) -> tuple[Name, int] | None:
@@ -129,6 +134,8 @@ class Plan:
     received: dict[int, Content] = field(default_factory=dict)
     """By number of a collective, the content of its result, where its readers need certain values."""
     settings: dict[str, bool | int | str] = field(default_factory=dict)
+    programs: dict[int, Program] = field(default_factory=dict)
+    """Compiled programs that calls run, by number."""
     tail_us: float = 0.0
     """Host time after the last call."""
     renumbered: set[int] = field(default_factory=set)
@@ -196,8 +203,8 @@ def footprint(plan: Plan) -> Footprint:
     peak = Footprint(held.bytes, held.lasting)
     for call in plan.calls:
         held.follow(call)
-        if held.bytes > peak.peak:
-            peak = Footprint(held.bytes, held.lasting)
+        if held.bytes + call.scratch > peak.peak:
+            peak = Footprint(held.bytes + call.scratch, held.lasting)
     return peak
 
 

@@ -9,8 +9,9 @@ from dataclasses import replace
 from foretrace.graph import Constant, Content, Graph, Op, Storage, Tensor, Value
 from foretrace.graph.bindings import Bindings
 from foretrace.graph.execution_traces import CompletedTrace, lacks_overloads
-from foretrace.graph.op import RESIZE, end_in_storage
+from foretrace.graph.op import COMPILED_PROGRAM, RESIZE, end_in_storage
 from foretrace.graph.operators import sparse_parts
+from foretrace.graph.programs import fold, scratch_bytes
 from foretrace.replay.generate.choices import Selection, select
 from foretrace.replay.generate.contents import with_contents
 from foretrace.replay.generate.literals import NUMBER
@@ -45,11 +46,17 @@ def plan_of(graph: Graph, selection: Selection | None = None, original: Graph | 
         ops, groups = tidied.ops, tidied.groups
         notes += tidied.notes
     measured = graph if original is None else original
+    ops, parts = fold(ops, graph.programs)
     chosen = select(ops, selection or Selection())
     whole = len(chosen) == len(ops)
     variables = Variables(graph.storages, sparse_parts(ops))
     calls = _repeatable(_calls_of(ops, chosen, variables), variables.inputs)
-    tail_us, unowned_us = _timed(calls, measured, ops)
+    tail_us, unowned_us = _timed(calls, measured, ops, parts)
+    used = {call.args[0] for call in calls if call.name == COMPILED_PROGRAM}
+    programs = {number: program for number, program in enumerate(graph.programs) if number in used}
+    for call in calls:
+        if call.name == COMPILED_PROGRAM:
+            call.scratch = scratch_bytes(graph.programs[int(str(call.args[0]))])
     plan = Plan(
         memories=list({entry.memory.name: entry.memory for entry in variables.inputs if entry.memory}.values()),
         inputs=variables.inputs,
@@ -59,6 +66,7 @@ def plan_of(graph: Graph, selection: Selection | None = None, original: Graph | 
         world=graph.world,
         groups=groups,
         settings=graph.settings,
+        programs=programs,
         tail_us=tail_us if whole else 0.0,
         renumbered=set(variables.memories),
         sizes={number: storage.nbytes for number, storage in graph.storages.items()},
@@ -71,19 +79,23 @@ def plan_of(graph: Graph, selection: Selection | None = None, original: Graph | 
         plan.notes.append(f"{plan.unowned_us / 1e3:.3f} ms of device time belong to no call: that part is not replayed")
     if unsteady := unsteady_pace_note(measured.unprofiled.synced_ms):
         plan.notes.append(unsteady)
-    return with_contents(plan, graph, ops, rows)
+    return with_contents(plan, graph, ops, [rows[part[0]] for part in parts])
 
 
-def _timed(calls: Sequence[PlanCall], measured: Graph, ops: Sequence[Op]) -> tuple[float, float]:
+def _timed(
+    calls: Sequence[PlanCall], measured: Graph, ops: Sequence[Op], parts: Sequence[tuple[int, ...]]
+) -> tuple[float, float]:
     """Set the measured times of calls. Returns the host time after the last one, and device time of no call."""
     rows = call_rows(measured)
     schedule, device = schedule_of(measured, rows), device_us(measured, rows)
-    took = collective_us(measured, rows, ops)
+    took = collective_us(measured, rows, [measured.ops[row] for row in rows])
     for call in calls:
         if call.number >= 0:
-            call.row, call.device_us = rows[call.number], float(device[call.number])
-            call.gap_us, call.host_us = float(schedule.gap_us[call.number]), float(schedule.call_us[call.number])
-            call.waits, call.took_us = bool(schedule.waits[call.number]), took.get(call.number, 0.0)
+            first, *inside = part = list(parts[call.number])
+            call.row, call.rows, call.device_us = rows[first], tuple(rows[p] for p in part), float(device[part].sum())
+            call.gap_us = float(schedule.gap_us[first])
+            call.host_us = float(schedule.call_us[part].sum() + schedule.gap_us[inside].sum())
+            call.waits, call.took_us = bool(schedule.waits[part].any()), took.get(first, 0.0)
     return schedule.tail_us, float((measured.kernels.end - measured.kernels.start).sum() - device.sum())
 
 

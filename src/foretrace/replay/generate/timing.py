@@ -220,7 +220,7 @@ def original_of(graph: Graph, plan: Plan, obfuscate: bool = False) -> dict[str, 
 
     Of a part of a step, time and memory are unknown, and only kernels that its calls launched count.
     """
-    table, rows = graph.kernels, {call.row for call in plan.recorded}
+    table, rows = graph.kernels, {row for call in plan.recorded for row in call.rows}
     named = zip(table.name.tolist(), table.op.tolist(), (table.end - table.start).tolist())
     ours = [(table.names[code], us) for code, op, us in named if plan.whole or op in rows]
     kernels = kernels_by_name([(_shown(name, obfuscate), us) for name, us in ours])

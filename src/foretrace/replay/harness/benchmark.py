@@ -27,7 +27,7 @@ class Benchmark:
 
     It runs on ``cpu``, ``cuda`` or ``meta``; by default on the recorded kind, or the CPU where there is no GPU.
     ``files`` has the paths of those that lie elsewhere: ranks share files of the same content. A rank that runs with
-    others is given the process ``groups`` of the whole job.
+    others is given the process ``groups`` of the whole job. With ``eager``, compiled programs run as their calls.
     """
 
     def __init__(
@@ -37,6 +37,7 @@ class Benchmark:
         seed: int = 0,
         files: Mapping[str, Path] | None = None,
         groups: Sequence[tuple[str, Sequence[int]]] | None = None,
+        eager: bool = False,
     ) -> None:
         self.folder = folder
         files = {name: folder / name for name in FILES} | dict(files or {})
@@ -48,6 +49,12 @@ class Benchmark:
         runtime.pace = Pace()
         use_settings(self.facts["settings"])
         check_fits(self.facts["memory"], self.device, ranks_sharing_memory(self.device) if groups else 1)
+        if self.facts.get("regions"):
+            from .regions import load_regions
+
+            runtime.regions = load_regions(
+                files.get("regions.py", folder / "regions.py"), self.facts, self.device, eager
+            )
         torch.manual_seed(seed)
         rank_state.members = self.facts["groups"]
         # Files that were edited may allocate whatever fits.

@@ -149,6 +149,8 @@ class Runtime:
     delayed: bool = False
     """Whether collectives take as long as in the original (``--delayed``)."""
     delay_stream: Any = None
+    regions: dict[int, Callable[..., Any]] = field(default_factory=dict)
+    """Compiled programs of the step, by number."""
 
 
 runtime = Runtime()
@@ -184,6 +186,11 @@ def pace(us: float) -> None:
 def resume() -> None:
     """Go on with the original's pace after a wait for the device, however long that was."""
     runtime.pace.resume()
+
+
+def region(number: int, *args: Any) -> Any:
+    """Call a compiled program."""
+    return runtime.regions[number](*args)
 
 
 def stand_in(number: int) -> Any:

@@ -37,6 +37,7 @@ def parser() -> argparse.ArgumentParser:
     )
     options.add_argument("--counted", action="store_true", help=argparse.SUPPRESS)  # what Nsight Compute runs
     options.add_argument("--delayed", action="store_true", help="collectives take as long as in the original")
+    options.add_argument("--eager", action="store_true", help="run compiled programs call by call, uncompiled")
     options.add_argument("--seed", type=int, default=0, help="of the inputs")
     options.add_argument("--top", type=_positive, default=10, help="rows of each table")
     return options
@@ -127,11 +128,11 @@ def _benchmark(folder: Path, job: Job | None, chosen: argparse.Namespace) -> Ben
     if job is None:
         if chosen.alone:
             raise BenchmarkError(f"there is no rank {chosen.alone}: this benchmark has one; leave out --alone")
-        return Benchmark(folder, chosen.device, chosen.seed)
+        return Benchmark(folder, chosen.device, chosen.seed, eager=chosen.eager)
     rank = int(os.environ["RANK"]) if chosen.alone is None else chosen.alone
     if not 0 <= rank < job.world:
         raise BenchmarkError(f"there is no rank {rank}: this benchmark has {job.world}; choose one from 0 on")
     if chosen.alone is None and int(os.environ["WORLD_SIZE"]) != job.world:
         raise BenchmarkError(f"this benchmark has {job.world} ranks, and {os.environ['WORLD_SIZE']} were started")
     groups = job.facts["groups"] if chosen.alone is None else None
-    return Benchmark(folder, chosen.device, chosen.seed + rank, job.files(rank), groups)
+    return Benchmark(folder, chosen.device, chosen.seed + rank, job.files(rank), groups, chosen.eager)

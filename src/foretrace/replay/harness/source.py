@@ -72,12 +72,12 @@ class Source:
         return [int(found["number"]) for line in self._lines if (found := CALL.match(line))]
 
     def _on(self, line: str, kind: str) -> str:
-        found = CALL.match(line)
-        other = translations.translate_call(found["call"], kind) if found else None
-        if not found or other is None:
-            return line
-        self.translated[int(found["number"])] = other.partition("(")[0]
-        return line.replace(found["call"], other, 1)
+        found, other = CALL.match(line), translated(line, kind)
+        if found and other != line:
+            self.translated[int(found["number"])] = (
+                "translations." + other.partition("translations.")[2].partition("(")[0]
+            )
+        return other
 
     def make_runnable(self, inputs: Sequence[torch.Tensor], peak: int | None = None, kind: str = "cpu") -> None:
         """Run the step, replacing lines that fail, until none does; a line that takes more than the recorded peak does.
@@ -169,6 +169,17 @@ class Source:
                 f"{short_path(Path(self._path))} has no function step; name it so again, or {WRITE_AGAIN}"
             )
         return names["step"]  # type: ignore[no-any-return]
+
+
+def translated(line: str, kind: str) -> str:
+    """The line, with a call that a kind of device has no operator for replaced.
+
+    >>> translated("    t1 = aten.cudnn_batch_norm.default(t0)  # 3", "cpu")
+    '    t1 = translations.batch_norm(t0)  # 3'
+    """
+    found = CALL.match(line)
+    other = translations.translate_call(found["call"], kind) if found else None
+    return line.replace(found["call"], other, 1) if found and other else line
 
 
 def _clocked(line: str) -> list[str]:
