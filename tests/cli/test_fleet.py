@@ -41,6 +41,14 @@ def test_a_suite_is_chosen_written_and_held_against_the_fleet(foretrace, store, 
     assert "is there already" in foretrace("fleet", "suite", store, "--out", out, "--size", 1).err
 
 
+def test_what_would_save_hours_is_ranked(foretrace, store):
+    found = json.loads(foretrace("fleet", "whatif", store, "--on", "b200", "--price", 2, "--weeks", 4, "--json").out)
+    saved = [row["hours"] for row in found["savings"]]
+    assert found["hours"] == 10 and saved == sorted(saved, reverse=True)
+    assert all(row["dollars"] == pytest.approx(2 * row["hours"], abs=1e-3) for row in found["savings"])
+    assert "hosts take 2 times as long" in foretrace("fleet", "whatif", store, "--slow-host", 2, "--csv").out
+
+
 def test_stragglers_are_shown_with_a_heat_map(foretrace, tmp_path):
     shown = foretrace("fleet", "stragglers", log(tmp_path / "spans.csv", {(1, 0): 3.0}), "--html", tmp_path / "s.html")
     assert "rank 1 (stage 0, data 1)" in shown.out and '"kind":"heat"' in (tmp_path / "s.html").read_text()

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from foretrace.cli.options import AsJson, Html, Obfuscate, Top, check_outputs, working
+from foretrace.cli.options import AsJson, Html, Obfuscate, Top, check_outputs, platform_names, working
 from foretrace.cli.progress import progress_bar
 
 fleet = typer.Typer(no_args_is_help=True, help="Where the GPU hours of many recordings go, and a suite of few.")
@@ -116,6 +116,32 @@ def drift(
     with working("comparing"):
         found = find_drift(Store.open(store), suite, within)
     show_result(found, json, top=top)
+
+
+@fleet.command()
+def whatif(
+    store: StorePath,
+    on: Annotated[
+        list[str] | None, typer.Option(help="Also on this platform; may be repeated.", autocompletion=platform_names)
+    ] = None,
+    price: Annotated[float | None, typer.Option(min=0.0, help="Dollars for a GPU hour.")] = None,
+    weeks: Annotated[
+        float | None, typer.Option(min=0.01, help="Weeks that the hours are of; by the recordings' dates by default.")
+    ] = None,
+    slow_host: Annotated[
+        float | None, typer.Option(min=0.01, help="Also with hosts that take so many times as long.")
+    ] = None,
+    json: AsJson = False,
+    top: Top = 20,
+) -> None:
+    """Say what would save the most GPU hours a week."""
+    from foretrace.fleet.store import Store
+    from foretrace.fleet.whatif import fleet_whatif
+    from foretrace.report import show as show_result
+
+    with working("predicting"):
+        answers = fleet_whatif(Store.open(store), on or (), price, weeks, slow_host)
+    show_result(answers, json, top=top)
 
 
 @fleet.command()

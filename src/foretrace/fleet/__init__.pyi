@@ -12,3 +12,5 @@ from foretrace.fleet.suite import find_drift as find_drift
 from foretrace.fleet.suite import make_suite as make_suite
 from foretrace.fleet.summary import FleetSummary as FleetSummary
 from foretrace.fleet.summary import summarize as summarize
+from foretrace.fleet.whatif import FleetWhatIf as FleetWhatIf
+from foretrace.fleet.whatif import fleet_whatif as fleet_whatif

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from foretrace.analysis.breakdown import NO_OP
+from foretrace.analysis.breakdown import NO_OP, kernel_family
 from foretrace.analysis.report import StepReport, TimeRow, bound_by
 from foretrace.cost_models.kernels.roofline import Work
 from foretrace.errors import ForetraceError
@@ -26,6 +26,7 @@ from foretrace.graph.codec import op_of, to_lines
 from foretrace.graph.op import GENERATED_KERNELS
 from foretrace.platform.device import Device
 from foretrace.prediction.rates import works
+from foretrace.transforms.fusion.elementwise import ALSO_POINTWISE, elementwise_chains
 
 MAX_GROUPS = 72
 """Rows of device time of a recording; what is left is one row for each phase and family."""
@@ -120,6 +121,10 @@ class StepRecord:
     compiled: float = 0.0
     """Share of the device time in kernels that torch.compile generated."""
     launches: int = 0
+    fused_ms: float = 0.0
+    """Device time that goes away if chains of element-wise calls are one kernel each, as in a compiled step."""
+    fused_launches: int = 0
+    """Launches that go away with it."""
     kernels: list[KernelGroup] = field(default_factory=list)
     collectives: list[CollectiveGroup] = field(default_factory=list)
     idle: list[NamedMs] = field(default_factory=list)
@@ -202,6 +207,7 @@ def reduce_step(report: StepReport, job: Job) -> StepRecord:
     total = sum(group.ms for group in kernels)
     peak_ms = sum(group.least_ms for group in kernels if group.gflop)
     balanced = balanced_ms(workings)
+    fused_ms, fused_launches = _fusible(graphs[0])
     return StepRecord(
         made=_made(job),
         measured=not report.predicted,
@@ -228,6 +234,8 @@ def reduce_step(report: StepReport, job: Job) -> StepRecord:
         if total
         else 0.0,
         launches=sum(group.count for group in kernels),
+        fused_ms=fused_ms,
+        fused_launches=fused_launches,
         kernels=kernels,
         collectives=_collective_groups(report),
         idle=_named(idle),
@@ -364,6 +372,34 @@ def _add_rank(sums: dict[Key, _Sum], graph: Graph, weight: float, device: Device
         into.add(spent / 1e3 * weight, count * weight, share * weight, work, device)
         if op and spent > into.longest:
             into.longest, into.op = spent, op
+
+
+def _fusible(graph: Graph) -> tuple[float, int]:
+    """Milliseconds and launches that fusing chains of element-wise calls would save, by the bytes that stay inside."""
+    rows = dispatched(graph)
+    call, kernels = enclosing_calls(graph, rows)[graph.kernels.op], graph.kernels
+    owned = call >= 0
+    us = np.bincount(call[owned], (kernels.end - kernels.start)[owned], len(rows))
+    launching = np.flatnonzero(us > 0)
+    ops = [graph.ops[int(rows[place])] for place in launching]
+    if not ops or any(tensor.storage < 0 for op in ops for tensor in op.tensors):
+        return 0.0, 0
+    saved, gone = 0.0, 0
+    for chain in elementwise_chains(ops, _is_elementwise):
+        if len(chain.rows) < 2:
+            continue
+        inside = [ops[row] for row in chain.rows]
+        sizes = {tensor.storage: tensor.nbytes for op in inside for tensor in (*op.tensors, *op.produced)}
+        moved = sum(tensor.nbytes for op in inside for tensor in (*op.tensors, *op.produced))
+        kept = sum(sizes[storage] for storage in chain.read) + inside[-1].produced[0].nbytes
+        if moved > kept:
+            saved += float(us[launching[chain.rows]].sum()) / 1e3 * (1 - kept / moved)
+            gone += len(inside) - 1
+    return saved, gone
+
+
+def _is_elementwise(op: Op) -> bool:
+    return op.name in ALSO_POINTWISE or kernel_family("", op.name) == "element-wise"
 
 
 def _works(graph: Graph, ops: dict[int, Op], device: Device | None) -> dict[int, Work]:

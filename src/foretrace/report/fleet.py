@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from foretrace.fleet.stragglers import StragglerReport
     from foretrace.fleet.suite import Drift, FleetSuite, MemberRow, ScoreRow
     from foretrace.fleet.summary import FleetSummary, HoursRow
+    from foretrace.fleet.whatif import FleetWhatIf
     from foretrace.report.pages.page import Chart, Page
 
 
@@ -173,6 +174,26 @@ def _trend_chart(fleet: FleetSummary) -> Chart | None:
         "parts": parts,
         "hours": [[round(week.by_family.get(name, 0.0), 4) for week in fleet.weeks] for name in parts],
     }
+
+
+def whatif_blocks(fleet: FleetWhatIf, top: int | None) -> Blocks:
+    """What would save hours, the most first."""
+    facts: list[Fact] = [("hours", figure(fleet.hours), "GPU hours a week")]
+    if fleet.price is not None:
+        facts.append(("costs", f"${figure(fleet.hours * fleet.price)}", f"a week, at ${fleet.price:g} an hour"))
+    yield fact_lines(f"{fleet.store}: {plural(fleet.recordings, 'recording')}", facts)
+    most = max((row.hours for row in fleet.savings), default=0.0) or 1.0
+    rows = [
+        [
+            row.kind, row.what, figure(row.hours), signed(-row.share), bar(row.hours / most),
+            *([] if row.dollars is None else [f"{figure(row.dollars)}"]), f"{row.recordings:,}",
+        ]
+        for row in fleet.savings
+    ]  # fmt: skip
+    money = [] if fleet.price is None else ["$ a week"]
+    columns = ["<change", "<of what…", "hours saved\na week", "fleet", "<", *money, "recordings\nfaster"]
+    yield table("What would save hours, critical path and overlap counted", columns, rows, top)
+    yield from note_lines(fleet.notes)
 
 
 def straggler_blocks(job: StragglerReport, top: int | None) -> Blocks:

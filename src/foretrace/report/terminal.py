@@ -47,6 +47,7 @@ BLOCKS = {
     "FleetSummary": "fleet.fleet_blocks",
     "FleetSuite": "fleet.suite_blocks",
     "Drift": "fleet.drift_blocks",
+    "FleetWhatIf": "fleet.whatif_blocks",
     "StragglerReport": "fleet.straggler_blocks",
     "Hang": "fleet.hang_blocks",
 }

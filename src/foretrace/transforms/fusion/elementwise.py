@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from foretrace.errors import ForetraceError
@@ -29,7 +29,7 @@ def fuse_elementwise(graph: Graph) -> Graph:
     least that; it would also make the calls around the chains without Python, which stay here.
     """
     graph, ops = editable_step(graph)
-    chains = [chain for chain in _chains(ops) if len(chain.rows) > 1]
+    chains = [chain for chain in elementwise_chains(ops) if len(chain.rows) > 1]
     if not chains:
         raise ForetraceError(f"{graph.title} has no two consecutive element-wise calls", "There is nothing to fuse.")
     readers: dict[int, list[int]] = {storage: [] for op in ops for storage in op.frees}
@@ -84,7 +84,8 @@ class _Chain:
         return not self.made.isdisjoint(touched | changed) or not self.read.isdisjoint(changed)
 
 
-def _chains(ops: Sequence[Op]) -> list[_Chain]:
+def elementwise_chains(ops: Sequence[Op], fuses: Callable[[Op], bool] | None = None) -> list[_Chain]:
+    """Chains of element-wise calls, of one call or more; ``fuses`` says which are, what PyTorch says by default."""
     found: list[_Chain] = []
     open_chains: list[_Chain] = []
     blocks = repeated_blocks(ops)
@@ -92,7 +93,7 @@ def _chains(ops: Sequence[Op]) -> list[_Chain]:
     updated_by = {t.storage for op in ops if op.phase == "optimizer" for t in op.tensors}
     for row, op in enumerate(ops):
         is_gradient = any(t.storage in updated_by for t in op.produced)  # may have to be reduced over ranks by itself
-        fusable, block = _is_elementwise(op) and not is_gradient, block_of[op.module]
+        fusable, block = _may_fuse(op) and (fuses or _is_elementwise)(op) and not is_gradient, block_of[op.module]
         chain = next((one for one in reversed(open_chains) if fusable and one.takes(op, block)), None)
         open_chains = [one for one in open_chains if one is chain or not one.is_ended_by(op)]
         if fusable and chain is None:
@@ -104,11 +105,15 @@ def _chains(ops: Sequence[Op]) -> list[_Chain]:
     return found
 
 
-def _is_elementwise(op: Op) -> bool:
+def _may_fuse(op: Op) -> bool:
+    """Whether a call of the forward or the backward has tensors of one device."""
     if op.phase == "optimizer" or not op.produced or any(t.layout != "strided" for t in (*op.tensors, *op.produced)):
         return False
-    if len({tensor.device for tensor in (*op.tensors, *op.produced) if tensor.shape}) != 1 or not op.produced[0].shape:
-        return False
+    devices = {tensor.device for tensor in (*op.tensors, *op.produced) if tensor.shape}
+    return len(devices) == 1 and bool(op.produced[0].shape)
+
+
+def _is_elementwise(op: Op) -> bool:
     return op.name in ALSO_POINTWISE or is_pointwise(op.name, op.overload)
 
 
