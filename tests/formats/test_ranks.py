@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from foretrace.formats.kineto import read_kineto
-from foretrace.formats.ranks import align_clocks, infer_groups
+from foretrace.formats.ranks import align_clocks, infer_groups, numbered_by_name
 from foretrace.graph import Collective, Graph, OpTable
 from tests.traces import Trace, all_reduce
 
@@ -28,6 +28,22 @@ def rank(folder: Path, number: int, host_late_us: float = 0.0, clock_us: float =
 
 def ends(graph: Graph) -> np.ndarray:
     return graph.kernels.end
+
+
+@pytest.mark.parametrize(("names", "ranks"), [(["worker1.16900.json", "worker0.16901.json"], [1, 0]),
+                                              (["host_4107.json", "host_4100.json"], [1, 0])])  # fmt: skip
+def test_traces_that_do_not_say_their_rank_are_numbered_by_their_names(names, ranks):
+    reduce = Collective("all_reduce", "", 1024, kernel=-1, op=0)
+    graphs = [Graph(OpTable.of([]), source=name, collectives=[reduce]) for name in names]
+    numbered_by_name(graphs)
+    assert [graph.rank for graph in graphs] == ranks
+    assert any("numbered by the names" in note for note in graphs[0].notes)
+
+
+def test_traces_that_exchange_nothing_are_no_ranks_of_one_job():
+    graphs = [Graph(OpTable.of([]), source=name) for name in ("worker0.json", "worker1.json")]
+    numbered_by_name(graphs)
+    assert [graph.rank for graph in graphs] == [0, 0]
 
 
 def test_ranks_of_one_host_keep_their_times(tmp_path: Path) -> None:

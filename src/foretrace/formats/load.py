@@ -93,6 +93,10 @@ def load_traces(paths: Path | str | Sequence[Path | str], ranks: set[int] | None
     files = [file for path in given for file in _files(path) if ranks is None or _may_be_of(file, ranks)]
     found = _by_rank(_traces(source, files)) if files else []
     graphs = _read([one for one in found if ranks is None or one.rank is None or one.rank in ranks])
+    if len(graphs) > 1:
+        from foretrace.formats.ranks import align_ranks, numbered_by_name
+
+        numbered_by_name(graphs)
     graphs = sorted((g for g in graphs if ranks is None or g.rank in ranks), key=lambda graph: graph.rank)
     if not graphs:
         raise ForetraceError(f"{source} holds no trace of rank {_few(sorted(ranks or ()))}", "Ask for other ranks.")
@@ -106,8 +110,6 @@ def load_traces(paths: Path | str | Sequence[Path | str], ranks: set[int] | None
             )
     notes: list[str] = []
     if len(graphs) > 1:
-        from foretrace.formats.ranks import align_ranks
-
         graphs, notes = align_ranks(graphs)
     job = Job(graphs, source, notes)
     if job.missing and ranks is None:

@@ -6,6 +6,7 @@ collective before the last rank has started it. So the ends on two ranks differ 
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from dataclasses import replace
 from itertools import pairwise
@@ -25,6 +26,9 @@ MAX_CLOCK_DIFFERENCE_S = 60.0
 """No two hosts of a job have clocks further apart than this."""
 CLOCK_ERROR_US = 10.0
 """Error of timestamps on one clock."""
+SPARSE = 8
+"""A number in the names of files is a rank if it is below so many times the number of files, else a process id."""
+_NUMBERS = re.compile(r"\d+")
 VIOLATIONS = 0.05
 """Share of collectives that may end impossibly early or late before the clocks count as different."""
 
@@ -45,6 +49,32 @@ def align_ranks(graphs: list[Graph]) -> tuple[list[Graph], list[str]]:
     graphs, notes = infer_groups(graphs)
     graphs, clock_notes = align_clocks(graphs)
     return graphs, notes + clock_notes
+
+
+def numbered_by_name(graphs: list[Graph]) -> None:
+    """Number ranks that neither their traces nor the usual places in the names of their files tell apart.
+
+    The rank is the number in which the names differ, or else their place in the order of names. Traces that exchange
+    nothing need not be of one job, and stay as they are.
+
+    >>> from foretrace.graph import Collective, OpTable
+    >>> reduce = Collective("all_reduce", "", 1024, kernel=-1, op=0)
+    >>> ranks = [Graph(OpTable.of([]), source=f"TP-{n}-DP-0.json", collectives=[reduce]) for n in (10, 9)]
+    >>> numbered_by_name(ranks)
+    >>> [graph.rank for graph in ranks]
+    [10, 9]
+    """
+    numbered = len({graph.rank for graph in graphs}) == len(graphs)
+    numbered &= all(graph.rank < SPARSE * len(graphs) or "rank" in graph.source.lower() for graph in graphs)
+    if numbered or any(graph.world > 1 or not graph.collectives for graph in graphs):
+        return
+    numbers = [[int(number) for number in _NUMBERS.findall(graph.source)] for graph in graphs]
+    columns = [column for column in zip(*numbers) if len(set(column)) == len(graphs) > max(column) / SPARSE]
+    places = sorted(range(len(graphs)), key=lambda at: (numbers[at], graphs[at].source))
+    alike = len({len(found) for found in numbers}) == 1
+    for at, graph in enumerate(graphs):
+        graph.rank = min(columns, key=max)[at] if columns and alike else places.index(at)
+    graphs[0].notes.append("the traces do not say which rank they are of: ranks are numbered by the names of the files")
 
 
 def _check_one_job(graphs: list[Graph]) -> None:

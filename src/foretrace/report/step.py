@@ -185,7 +185,8 @@ def _measured_facts(report: StepReport) -> Iterator[Fact]:
     if report.collectives and len(ranks) > 1:
         count = plural(sum(row.count for row in report.collectives), "collective")
         waits = ms_range(rank.wait_ms for rank in ranks)
-        yield "waits", waits, f"per rank, for others; {count}, {ms(transfer)} ms of transfer"
+        unseen = f", waits for {plural(len(report.missing), 'rank')} without a trace included" * bool(report.missing)
+        yield "waits", waits, f"per rank, for others; {count}, {ms(transfer)} ms of transfer{unseen}"
     elif report.collectives:
         spent = sum(rank.communication.communication_ms for rank in ranks) or transfer
         yield "comm", f"{ms(spent)} ms", "waiting included: the other ranks have no trace here"
