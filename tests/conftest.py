@@ -16,6 +16,8 @@ from tests import warm
 
 # Tests run side by side, and so do the ranks of a job: with threads for all cores each would wait for the others.
 os.environ["OMP_NUM_THREADS"] = "1"
+# A test sketches what it says, whatever was sketched before.
+os.environ["FORETRACE_CACHE"] = "off"
 
 # On a busy machine everything is slow: that says nothing about a strategy. A folder may serve for all examples.
 harmless = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]

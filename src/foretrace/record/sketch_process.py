@@ -25,6 +25,7 @@ from foretrace.errors import ForetraceError
 if TYPE_CHECKING:
     from foretrace.graph import Graph
     from foretrace.record.command import Script
+    from foretrace.record.sketch_cache import FilesRead, SketchCache
 
 CODE = """
 import gc, json, sys
@@ -46,13 +47,19 @@ FOLDERS = ("TMPDIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "NUMBA_CACHE
 def sketched(script: Script, device: str | None, world: int | None) -> Graph:
     """The graph of a script's step, from a process of its own; the rest is as in `sketch_script`."""
     from foretrace.processes import temporary_folder
+    from foretrace.record.sketch_cache import NOTE, SketchCache
 
+    how = {**script._asdict(), "path": str(script.path)}
+    wanted = {"script": str(script), "how": how, "device": device, "world": world}
+    cache = SketchCache(wanted)
+    if stored := cache.read():
+        graph = _decoded(json.loads(stored[0])["graph"], iter(stored[1:]))
+        graph.notes.append(NOTE)
+        return graph
     with temporary_folder() as folder, _ahead.pop() if _ahead else SketchProcess() as process:
         scratch = folder / "scratch"
         scratch.mkdir()
-        how = {**script._asdict(), "path": str(script.path)}
-        wanted = {"script": str(script), "how": how, "device": device, "world": world, "scratch": str(scratch)}
-        return process.request(wanted)
+        return process.request({**wanted, "scratch": str(scratch)}, cache)
 
 
 class SketchProcess:
@@ -88,21 +95,25 @@ class SketchProcess:
     def __exit__(self, *failure: object) -> None:
         self.end()
 
-    def request(self, wanted: dict[str, Any]) -> Graph:
-        """Send the request, and read the graph."""
+    def request(self, wanted: dict[str, Any], cache: SketchCache | None = None) -> Graph:
+        """Send the request, and read the graph; one with compiled programs is stored."""
         with suppress(BrokenPipeError):  # it has ended: reported below
             self._requests.write(json.dumps(wanted).encode() + b"\n")
             self._requests.close()
         for module in self._meanwhile:
             with suppress(ImportError):  # reported where it is needed
                 import_module(module)
-        answer = json.loads(self._line(wanted["script"]))
+        head = self._line(wanted["script"])
+        answer = json.loads(head)
         if "error" in answer:
             from foretrace.record.script import ScriptError
 
             raise ScriptError(**answer["error"])
-        lines = (self._line(wanted["script"]) for _ in range(answer["graph"]["ops"]))
-        return _decoded(answer["graph"], lines)
+        lines = [self._line(wanted["script"]) for _ in range(answer["graph"]["ops"])]
+        graph = _decoded(answer["graph"], iter(lines))
+        if cache is not None and answer.get("files"):
+            cache.write(answer["files"], [head, *lines])
+        return graph
 
     def _line(self, script: str) -> bytes:
         """The next line of the answer; an error where the process ended before it."""
@@ -166,13 +177,15 @@ def _end_ahead() -> None:
 # The answer: a graph without measurements.
 
 
-def _encoded(graph: Graph) -> Iterator[str]:
+def _encoded(graph: Graph, read: FilesRead) -> Iterator[str]:
     from foretrace.graph.codec import to_lines
+    from foretrace.graph.op import COMPILED_REGION
 
     storages = [[s.id, s.nbytes, s.device, s.birth, s.death, s.held] for s in graph.storages.values()]
     facts = {"rank": graph.rank, "world": graph.world, "source": graph.source, "notes": graph.notes}
     more = {"settings": graph.settings, "groups": graph.groups, "storages": storages, "ops": len(graph.ops)}
-    yield json.dumps({"graph": {**facts, **more}})
+    files = read.fingerprints() if COMPILED_REGION in graph.ops.names.items else {}
+    yield json.dumps({"graph": {**facts, **more}, "files": files})
     yield from to_lines(graph.ops)
 
 
@@ -223,6 +236,7 @@ def main() -> None:
 
 def _answer() -> Iterator[str]:
     from foretrace._numpy_threads import load_numpy
+    from foretrace.record.sketch_cache import FilesRead
 
     load_numpy()  # as the command line does: fake tensors take no linear algebra
     try:
@@ -235,12 +249,14 @@ def _answer() -> Iterator[str]:
         line = sys.stdin.readline()
         if not line:  # no script is sketched after all
             return
-        graph = _sketch(json.loads(line))
+        wanted = json.loads(line)
+        read = FilesRead([Path(wanted["scratch"])])
+        graph = _sketch(wanted)
     except ForetraceError as error:
         frames = getattr(error, "frames", "")
         yield json.dumps({"error": {"what": error.what, "advice": error.advice, "frames": frames}})
     else:
-        yield from _encoded(graph)
+        yield from _encoded(graph, read)
 
 
 _until_exit = ExitStack()

@@ -30,6 +30,7 @@ import foretrace
 from foretrace.record.sketch.compiled.inductor import (
     AUTOTUNED,
     CannotLowerError,
+    graph_form,
     methods_without_driver,
     pretended_inductor,
     program_of,
@@ -84,6 +85,8 @@ class Compiler:
         """The step's own dispatch modes, which are off while it is traced."""
         self._failed: set[Any] = set()
         """Code that could not be compiled."""
+        self._programs: dict[str, tuple[str, Any]] = {}
+        """Generated programs by the form of their graphs: layers that are compiled one by one share theirs."""
 
     def changes(self) -> list[tuple[Any, str, Callable[[Any], Any]]]:
         """Functions of PyTorch to replace: where each is, and the function from it to its replacement."""
@@ -268,11 +271,14 @@ class Compiler:
         with _disable_current_modes(), self._on_gpu():
             put_on_gpu(module, self._labels.of)
             kept = torch.fx.GraphModule(module, _copied(module.graph))
-            try:
-                source, graph = program_of(module, options)
-            except CannotLowerError as error:
-                self._regions.failed(str(error))
-                return torch._functorch.aot_autograd.make_boxed_func(kept.forward)
+            form = graph_form(module, options)
+            if form not in self._programs:
+                try:
+                    self._programs[form] = program_of(module, options)
+                except CannotLowerError as error:
+                    self._regions.failed(str(error))
+                    return torch._functorch.aot_autograd.make_boxed_func(kept.forward)
+            source, graph = self._programs[form]
         changed = [place for place, name in enumerate(graph.graph_input_names) if name in graph.mutated_inputs]
         return Program(source, changed, self._labels, self._static(graph, options))
 

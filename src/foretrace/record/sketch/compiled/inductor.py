@@ -46,6 +46,8 @@ UNMEASURED = {
     "triton.autotune_at_compile_time": False,
 }
 """Options of TorchInductor: nothing is measured, started or stored."""
+UNRELATED = ("graph_id", "boxed_forward_device_index", "extern_node_serializer", "get_decomp_fn")
+"""Arguments of TorchInductor that are others for each graph, and that do not change the program."""
 AUTOTUNED = ("max_autotune", "max_autotune_gemm", "max_autotune_pointwise", "coordinate_descent_tuning")
 """Options by which TorchInductor chooses kernels by measuring them."""
 
@@ -245,6 +247,22 @@ def program_of(module: torch.fx.GraphModule, options: dict[str, Any]) -> tuple[s
             if not found:
                 raise CannotLowerError(reason(error)) from error
     return found[0]
+
+
+def graph_form(module: torch.fx.GraphModule, options: dict[str, Any]) -> str:
+    """A text that is the same for graphs from which the same program is generated."""
+    names = {node: f"%{number}" for number, node in enumerate(module.graph.nodes)}
+    lines = [repr([(name, str(value)) for name, value in sorted(options.items()) if name not in UNRELATED])]
+    for node in module.graph.nodes:
+        value, meta = node.meta.get("val"), node.meta
+        if node.op == "get_attr":  # a constant: its values count as well
+            lines.append(str(id(getattr(module, str(node.target), None))))
+        if isinstance(value, torch.Tensor):
+            lines.append(f"{value.dtype} {value.device} {tuple(value.size())} {value.stride()}")
+        given = torch.fx.node.map_arg((node.args, node.kwargs), lambda each: names[each])
+        lines.append(f"{node.op} {node.target if node.op == 'call_function' else ''} {given!r}")
+        lines.append(f"{meta.get('original_aten')} {meta.get('user_visible_output_idxs')} {meta.get('recompute')}")
+    return "\n".join(lines)
 
 
 def reason(error: BaseException) -> str:
