@@ -19,6 +19,8 @@ from foretrace.graph.op import RESIZE, end_in_storage
 from foretrace.graph.tables import CallTable, KernelTable
 from foretrace.transforms.step import EditedCall, UnusedIds, storages_in
 
+UPDATE = "foretrace::update_"
+"""Stands for the optimizer of a step that has none."""
 FUSED = "triton_"
 """Names of fused kernels begin so."""
 COLLECTIVE_OPS = {
@@ -53,6 +55,7 @@ class Draft(UnusedIds):
         self.calls = _with_allocations(
             [EditedCall(op, row, collectives.get(row)) for row, op in enumerate(graph.ops)], graph.storages
         )
+        self.calls += _missing_update(self.ops, graph.storages)
         super().__init__(self.ops)
         self._work = self._event = 0
         touched = storages_in(self.ops)
@@ -114,7 +117,7 @@ class Draft(UnusedIds):
 
     def graph_of(self, calls: Iterable[EditedCall], rank: int, world: int, note: str) -> Graph:
         """The graph of some calls, with their memory, without the measurements of the original step."""
-        calls, graph = list(calls), self.graph
+        calls, graph = [call for call in calls if call.op.name != UPDATE], self.graph
         collectives = [replace(call.collective, op=row) for row, call in enumerate(calls) if call.collective]
         position = {call.origin: row for row, call in enumerate(calls) if call.origin >= 0}
         return replace(
@@ -141,6 +144,41 @@ class Draft(UnusedIds):
         for number in self.whole & found.keys() & self.graph.storages.keys():
             found[number].nbytes = self.graph.storages[number].nbytes
         return found
+
+
+def _missing_update(ops: Sequence[Op], known: Mapping[int, Storage]) -> list[EditedCall]:
+    """A call that stands for the optimizer of a step without one, so that weights and gradients are known by it.
+
+    `Draft.graph_of` leaves it out. Weights are what modules hold and forward reads; the gradient of each is what
+    backward makes in its shape and keeps, in the same module if possible.
+    """
+    if any(op.phase == "optimizer" for op in ops) or not any(op.phase == "backward" for op in ops):
+        return []
+    weights = {
+        t.storage: (t, op.module)
+        for op in reversed(ops)
+        for t in op.tensors
+        if op.phase == "forward" and _is_weight(t, known)
+    }
+    freed = {storage for op in ops for storage in op.frees}
+    made = {t.storage: (t, op.module) for op in ops if op.phase == "backward" for t in op.produced}
+    kept = [(t, at) for t, at in made.values() if t.storage not in freed and t.storage not in weights]
+    pairs: list[tuple[Tensor, Tensor]] = []
+    for weight, module in reversed(weights.values()):
+        alike = [one for one in kept if one[0].shape == weight.shape]
+        found = next((one for one in alike if one[1] == module), alike[-1] if alike else None)
+        if found:
+            kept.remove(found)
+            pairs.append((weight, found[0]))
+    if not pairs:
+        return []
+    update = call_like(UPDATE, ([w for w, _ in pairs], [g for _, g in pairs]), (), ops[-1])
+    update.phase, update.module, update.node = "optimizer", "", ""
+    return [EditedCall(update)]
+
+
+def _is_weight(tensor: Tensor, known: Mapping[int, Storage]) -> bool:
+    return tensor.storage in known and known[tensor.storage].held and tensor.dtype.startswith(("float", "bfloat"))
 
 
 def _with_allocations(calls: Sequence[EditedCall], known: Mapping[int, Storage]) -> list[EditedCall]:

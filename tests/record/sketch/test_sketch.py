@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import bert
 import dlrm
@@ -238,9 +239,28 @@ def test_a_result_that_depends_on_the_data_is_named_and_recording_is_offered(nam
     assert "foretrace record" in raised.value.advice
 
 
-def test_sparse_gradients_that_are_summed_by_row_depend_on_the_ids() -> None:
-    with pytest.raises(ForetraceError, match=r"aten\._coalesce"):
-        sketch(partial(dlrm.make_step, device="cpu", optimizer="adagrad"))
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_sparse_gradients_that_are_summed_by_row_have_as_many_as_evenly_drawn_ids_hit(device: str) -> None:
+    def build() -> Callable[[], None]:
+        table = nn.EmbeddingBag(1000, 16, sparse=True, mode="sum", device=device)
+        ids = torch.zeros(64, 4, dtype=torch.int64, device=device)
+        optimizer = torch.optim.Adagrad(table.parameters(), lr=0.1)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            table(ids).mean().backward()
+            optimizer.step()
+
+        return step
+
+    graph = sketch(build, device=device)
+    (values,) = [op.produced[0] for op in graph.ops if op.name == "aten::pow" and op.phase == "optimizer"]
+    assert values.shape == (226, 16)  # of 256 ids, 1000 (1 - exp(-0.256))
+    assert any("ids hit the rows of a table evenly" in note for note in graph.notes)
+
+
+def test_adagrad_of_a_dlrm_is_sketched() -> None:
+    sketch(partial(dlrm.make_step, device="cpu", optimizer="adagrad"))
 
 
 def test_a_loss_may_be_read_and_is_said_to_be_assumed() -> None:

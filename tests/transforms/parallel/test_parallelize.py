@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 import foretrace as ft
 from foretrace.graph import ForetraceError, Job
+from foretrace.record.sketch.sketch import sketch
 from foretrace.transforms.parallel.parallelize import RankMesh, parallelize
 from tests.transforms.parallel.steps import gpt_step
+from tests.transforms.parallel.test_tensor import Block
 
 
 @pytest.fixture(scope="module")
@@ -159,3 +165,38 @@ def test_a_loaded_job_of_one_rank_is_shared_and_one_of_several_refused() -> None
     assert parallelize(Job([step], "run"), data=2).world == 2
     with pytest.raises(ForetraceError, match="run has 2 ranks: it is parallel already"):
         parallelize(Job([step, step], "run"), data=2)
+
+
+@pytest.mark.parametrize(
+    "ways",
+    [
+        {"data": 4},
+        {"data": 4, "sharded": True},
+        {"tensor": 2, "sequence": True},
+        {"pipeline": 2, "microbatches": 2},
+        {"data": 2, "sharded": True, "tensor": 2, "pipeline": 2, "microbatches": 2},
+    ],
+)
+def test_forward_and_backward_alone_are_shared_as_those_of_a_whole_step(ways: dict[str, Any]) -> None:
+    def build(update: bool) -> Callable[[], None]:
+        with torch.device("cuda"):
+            model, batch = nn.Sequential(*(Block() for _ in range(4))), torch.randn(8, 32, 64)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            if update:
+                optimizer.step()
+
+        return step
+
+    alone, whole = (parallelize(sketch(partial(build, update), device="cuda"), **ways) for update in (False, True))
+    for ours, theirs in zip(alone.graphs, whole.graphs, strict=True):
+        calls = [
+            [(op.name, [t.shape for t in op.tensors]) for op in graph.ops if op.phase in ("forward", "backward")]
+            for graph in (ours, theirs)
+        ]
+        assert calls[0] == calls[1]
+        assert [(c.kind, c.nbytes) for c in ours.collectives] == [(c.kind, c.nbytes) for c in theirs.collectives]
+        assert not any(op.name.startswith("foretrace::") for op in ours.ops)

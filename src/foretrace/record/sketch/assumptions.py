@@ -18,7 +18,7 @@ import torch
 
 from foretrace.errors import ForetraceError
 from foretrace.record.guard.side_effects import INSTALLED, OURS, script_line
-from foretrace.record.sketch.values import ALIKE, CHECKED, DRAWN, FINITE, LONGEST, SHUFFLED
+from foretrace.record.sketch.values import ALIKE, CHECKED, DRAWN, EVEN, FINITE, LONGEST, SHUFFLED
 
 TORCHS = str(Path(str(torch.__file__)).parent) + os.sep
 DISPATCH = tuple(
@@ -65,6 +65,11 @@ class Assumptions:
         self._stage, self._reads = stage, {}
         self._begun = self._last = calls
 
+    @property
+    def in_step(self) -> bool:
+        """Whether the step itself is sketched, and not its warm-up."""
+        return self._stage == STEP
+
     def unknown(self, dtype: torch.dtype, calls: int) -> bool | int | float:
         """What is assumed for a value that is read: False for a flag, otherwise 1."""
         reader, line = _reader()
@@ -101,7 +106,7 @@ class Assumptions:
             count = sum(lines.values())
             read = "value read on the host (.item()) was" if count == 1 else "values read on the host (.item()) were"
             notes.append(f"{count:,} {read} assumed to be 1{_places(lines)}")
-        usual = {**self._read_at(BUILDING, DRAWN), **self._read_at(STEP, FINITE, PASSED, DRAWN, ALIKE, LONGEST)}
+        usual = {**self._read_at(BUILDING, DRAWN), **self._read_at(STEP, FINITE, PASSED, DRAWN, ALIKE, LONGEST, EVEN)}
         return [*notes, f"assumed: {_listed(usual)}"] if usual else notes
 
     def _read_at(self, stage: str, *kinds: str) -> dict[str, dict[str, int]]:

@@ -31,6 +31,7 @@ FINITE, CHECKED, SHUFFLED = "losses and gradients are finite", "checks of all el
 DRAWN = "random integers are those that were drawn in the sketch"
 ALIKE = "other ranks send what this one has"
 LONGEST = "sequences of a CTC loss are as long as they may be"
+EVEN = "ids hit the rows of a table evenly"
 """What values that are assumed rest on."""
 DRAWS = ("randint", "randint_like", "random_")
 """Calls that make random integers."""
