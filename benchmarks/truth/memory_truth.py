@@ -55,6 +55,7 @@ def figures() -> dict[str, int]:
         "reserved": torch.cuda.max_memory_reserved(),
         "reserved_now": torch.cuda.memory_reserved(),
         "used": total - free,
+        "total": total,
     }
 
 

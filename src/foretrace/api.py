@@ -224,6 +224,7 @@ def predict(
     host_of: Mapping[int, int] | None = None,
     slow_link: Mapping[int, float] | None = None,
     drop_gaps: bool = False,
+    alloc_conf: str = "",
     on_progress: OnProgress = lambda progress: None,
 ) -> StepReport:
     """How long a training step takes on a platform, and why.
@@ -261,6 +262,8 @@ def predict(
     drop_gaps
         Leave out measured host time that no model has: data loading, checkpoints, work of the CPU, long pauses. Without
         it such time is carried over from the trace, scaled by the hosts where both are known.
+    alloc_conf
+        ``PYTORCH_CUDA_ALLOC_CONF`` of the processes, as ``"expandable_segments:True"``: what is reserved depends on it.
     on_progress
         Called with what is being done, where that takes long.
 
@@ -287,6 +290,12 @@ def predict(
         check_count(world, "world", MAX_RANKS)
         overrides.check_alike()
     where = None if on is None else load_platform(on, host, fabric)
+    if alloc_conf:
+        from foretrace.simulation.caching_allocator import AllocatorSettings
+
+        AllocatorSettings.parse(alloc_conf)
+        where = where or load_platform(DEFAULT_PLATFORM, host, fabric)
+        where = replace(where, device=replace(where.device, alloc_conf=alloc_conf))
     on_progress(Progress(f"sketching {what}" if isinstance(what, (str, Path)) and script_of(what) else "reading"))
     job = as_job(what, where.device.kind if where else "cuda", world)
     on_progress(Progress("predicting"))

@@ -6,7 +6,7 @@ from foretrace.analysis.dispatched import dispatched_calls
 from foretrace.analysis.memory import held_bytes, held_bytes_by_kind, peak_memory, storage_kinds
 from foretrace.graph import Graph, Op, OpTable, Storage, Tensor
 from foretrace.platform.device import Device
-from foretrace.prediction.report import gemm_workspaces
+from foretrace.prediction.memory import gemm_workspaces
 
 
 def held(*storages: Storage) -> int | None:
@@ -39,10 +39,8 @@ def test_what_the_allocator_said_goes_before_what_storages_add_up_to() -> None:
 
 def test_the_matrix_library_keeps_a_workspace_for_each_thread_and_stream() -> None:
     def kept(*ops: Op, kind: str = "cuda") -> float:
-        return (
-            gemm_workspaces(dispatched_calls(Graph(OpTable.of(list(ops)))), replace(Device.named("h200"), kind=kind))
-            / 2**20
-        )
+        calls = dispatched_calls(Graph(OpTable.of(list(ops))))
+        return sum(each.nbytes for each in gemm_workspaces(calls, replace(Device.named("h200"), kind=kind))) / 2**20
 
     forward, backward = (Op("aten::addmm", phase=phase) for phase in ("forward", "backward"))
     assert kept(Op("aten::relu")) == 0

@@ -247,3 +247,26 @@ def test_a_script_for_torchrun_needs_a_world(foretrace, tmp_path, asked):
     refused = foretrace("predict", script)
     assert refused.code == 2 and "--world N" in refused.err
     assert json.loads(foretrace("predict", script, "--world", "4", "--json").out)["exposed_communication_ms"] > 0
+
+
+def test_reserved_memory_and_its_verdict_are_in_the_json(foretrace, tmp_path):
+    ran = foretrace("predict", RECORDING, "--on", "h200", "--json", "--memory-viz", tmp_path / "memory.pickle")
+    words = json.loads(ran.out)
+    assert words["peak_memory_bytes"] <= words["reserved_memory_bytes"] < sum(words["memory_by_kind"].values())
+    assert words["memory_verdict"] == "fits" and words["to_fit"] == []
+    assert (tmp_path / "memory.pickle").stat().st_size > 10_000
+
+
+def test_settings_of_the_allocator_are_taken_or_refused(foretrace):
+    def reserved(conf: str) -> int:
+        options = ("--json", "--alloc-conf", conf) if conf else ("--json",)
+        return int(json.loads(foretrace("predict", RECORDING, "--on", "h200", *options).out)["reserved_memory_bytes"])
+
+    assert reserved("expandable_segments:True") != reserved("")
+    ran = foretrace("predict", RECORDING, "--on", "h200", "--alloc-conf", "expandable_segments:maybe")
+    assert ran.code == 2 and "can't be 'maybe'" in ran.err
+
+
+def test_a_step_that_does_not_fit_says_what_would(foretrace):
+    ran = foretrace("predict", RECORDING, "--on", "h200:memory=0.01")
+    assert "does NOT fit in" in ran.out and "missing" in ran.out and "to fit" in ran.out

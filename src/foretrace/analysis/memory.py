@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from foretrace.analysis.temporaries import inside_ops
 from foretrace.graph import PHASES, Graph, Storage
 from foretrace.graph.calls import dispatched
 from foretrace.graph.graph import cut_to_step
@@ -17,8 +18,6 @@ from foretrace.graph.tables import Floats, Ints, Longs, StorageTable
 
 BLOCK = 512
 """PyTorch's caching allocator rounds the size of an allocation up to a multiple of these bytes."""
-MAKES_SPARSE = ("aten::_sparse_coo_tensor_unsafe", "aten::_sparse_coo_tensor_with_dims_and_tensors")
-ADDS_SPARSE = "aten::add_"
 TEMPORARY = "temporary"
 KINDS = (
     "weights", "optimizer state", "gradients", "inputs and others", "from before the step", "activations", TEMPORARY,
@@ -57,15 +56,15 @@ def held_bytes(graph: Graph) -> Longs | None:
     >>> held_bytes(Graph(OpTable.of([Op("aten::ones"), Op("aten::zeros")]), storages={0: made})).tolist()[:3]
     [0, 2048, 0]
     """
-    held = _on_device(graph)
+    held = on_device(graph)
     if not held:
         return None
     alive = _alive(held, _end(graph, held))
-    alive[1 : len(graph.ops) + 1] += _inside(graph)
+    alive[1 : len(graph.ops) + 1] += inside_ops(graph)
     return alive
 
 
-def _on_device(graph: Graph) -> StorageTable:
+def on_device(graph: Graph) -> StorageTable:
     """Its storages on the device that the job uses."""
     storages = StorageTable.of(graph.storages)
     kinds = [device.partition(":")[0] for device in storages.devices.items]
@@ -93,13 +92,13 @@ def _alive(held: StorageTable, end: int) -> Longs:
 
 def held_bytes_by_kind(graph: Graph) -> dict[str, Longs]:
     """The same by what the memory is for; empty where unknown. Kinds are those of `KINDS`, without empty ones."""
-    held = _on_device(graph)
+    held = on_device(graph)
     if not held:
         return {}
     end, kinds = _end(graph, held), storage_kinds(graph)
     of_storage = np.array([kinds[number] for number in held.id.tolist()])
     found = {kind: _alive(held.rows(of_storage == kind), end) for kind in KINDS}
-    found[TEMPORARY][1 : len(graph.ops) + 1] += _inside(graph)
+    found[TEMPORARY][1 : len(graph.ops) + 1] += inside_ops(graph)
     return {kind: alive for kind, alive in found.items() if alive.any()}
 
 
@@ -138,26 +137,6 @@ def storage_kinds(graph: Graph) -> dict[int, str]:
         return "activations" if phase == "forward" else lasting.get(phase, TEMPORARY) if stays else TEMPORARY
 
     return {number: kind(storage) for number, storage in graph.storages.items()}
-
-
-def _inside(graph: Graph) -> Longs:
-    """Bytes that each op holds only while it runs: a sparse gradient is scaled in a copy of its values, then added.
-
-    The other ops either hold nothing of their own or so little that it does not show.
-    """
-    ops = graph.ops
-    inside = np.zeros(len(ops), np.int64)
-    if not any(name in MAKES_SPARSE for name in ops.names.items):  # ops of traces are costly to create
-        return inside
-    values: dict[int, int] = {}
-    matters = ops.names.matching(lambda name: name in MAKES_SPARSE or name == ADDS_SPARSE)
-    for row in np.flatnonzero(matters[ops.name]).tolist():
-        op = ops[row]
-        if op.name == ADDS_SPARSE:
-            inside[row] = sum(values.get(t.id, 0) for t in op.tensors[1:] if t.layout == "sparse_coo")
-        else:
-            values |= {made.id: t.nbytes for made in op.produced for t in op.tensors[1:2]}
-    return inside
 
 
 def memory_over(whole: Graph, shown: Graph, step: str | None = None) -> MemoryCurve | None:

@@ -260,9 +260,19 @@ class StepReport(NotebookDocument):
     """Collectives that no other device work overlaps."""
     hidden_communication_ms: float = 0.0
     peak_memory_bytes: int | None = None
-    """Of the fullest rank."""
+    """Allocated, of the fullest rank."""
+    reserved_memory_bytes: int | None = None
+    """What PyTorch's allocator reserves there from the first step on: ``torch.cuda.max_memory_reserved``."""
+    memory_by_kind: dict[str, int] = field(default_factory=dict)
+    """Bytes that its process takes at the most, by what they are for: weights, gradients, …, CUDA context."""
     memory_bytes: int = 0
     """What the device has."""
+    memory_verdict: str | None = None
+    """``fits``, ``tight`` (within the error of the prediction) or ``does not fit``."""
+    memory_margin_bytes: int | None = None
+    """What is left of the device's memory; negative: what is missing."""
+    to_fit: list[str] = field(default_factory=list)
+    """Where it does not fit: the smallest changes with which it would, each alone."""
     fits: bool | None = None
     tflops: float | None = None
     """Arithmetic of the step's GEMMs, convolutions and attention, in 10^12 operations."""
@@ -354,6 +364,7 @@ PREDICTED = (
     "source", "platform", "fabric", "world", "step_ms", "step_ms_back_to_back", "span_ms", "samples", "low_ms",
     "high_ms", "device_active_ms", "device_idle_ms", "device_span_ms", "idle_causes", "kernel_ms", "kernels",
     "exposed_communication_ms", "hidden_communication_ms", "peak_memory_bytes", "memory_bytes", "fits", "tflops",
+    "reserved_memory_bytes", "memory_by_kind", "memory_verdict", "memory_margin_bytes", "to_fit",
     "carried", "bound",
     "tflops_per_second", "mfu", "gigabytes", "gbps", "coverage", "critical_path", "critical_path_ranks", "waits_for",
     "stragglers", "look_at", "overheads", "by_op", "by_family", "by_phase", "by_module", "cautions", "notes",

@@ -24,6 +24,7 @@ from foretrace.cli.options import (
 from foretrace.cli.progress import progress_bar
 
 if TYPE_CHECKING:
+    from foretrace.analysis.report import StepReport
     from foretrace.graph import Job
 
 
@@ -60,6 +61,17 @@ KernelTimes = Annotated[
     Kernels | None,
     typer.Option(help="Take measured or modelled kernel times; without it measured ones where they are its own."),
 ]
+AllocConf = Annotated[
+    str,
+    typer.Option(
+        metavar="OPTION:VALUE,…",
+        help="PYTORCH_CUDA_ALLOC_CONF of the job, which decides what memory is reserved: expandable_segments:True, …",
+    ),
+]
+MemoryViz = Annotated[
+    Path | None,
+    typer.Option(help="Write the allocations of the fullest rank to this file, for pytorch.org/memory_viz."),
+]
 TopOrAll = Annotated[int | None, typer.Option(min=1, help="How many rows of each table: 10, and of a curve all.")]
 TABLE_ROWS = 10
 
@@ -76,8 +88,10 @@ def predict(
     host_of: HostsOf = None,
     slow_link: SlowLinks = None,
     drop_gaps: DropGaps = False,
+    alloc_conf: AllocConf = "",
     json: AsJson = False,
     trace: Trace = None,
+    memory_viz: MemoryViz = None,
     html: Html = None,
     kernels: KernelTimes = None,
     step: Step = None,
@@ -89,15 +103,16 @@ def predict(
     imported, so its top level runs, and its step is called, on fake tensors and without side effects.
     """
     what = what_of(words)
-    check_outputs([what, on, host, fabric], html=html, trace=trace)
-    sizes = _sizes(world, trace)
+    check_outputs([what, on, host, fabric], html=html, trace=trace, memory_viz=memory_viz)
+    sizes = _sizes(world, trace or memory_viz)
     from foretrace.prediction.overrides import RankOverrides
 
     # Wrong values are refused before a script is sketched.
     overrides = RankOverrides(_numbers(slow_host, float), _numbers(host_of, int), _numbers(slow_link, float))
     options: dict[str, Any] = {
         "host": host, "fabric": fabric, "gpus_per_node": gpus_per_node, "step": step,
-        "kernels": kernels.value if kernels else None, "drop_gaps": drop_gaps, **vars(overrides),
+        "kernels": kernels.value if kernels else None, "drop_gaps": drop_gaps, "alloc_conf": alloc_conf,
+        **vars(overrides),
     }  # fmt: skip
     result = _predicted(what, on, parallel, sizes, options)
     if trace is not None:
@@ -105,12 +120,31 @@ def predict(
         from foretrace.graph import Job
 
         write_perfetto(Job(result.workings.graphs, result.source), trace)
+    if not sizes and result.memory_verdict == "does not fit":
+        _say_what_fits(result)
+    if memory_viz is not None:
+        from foretrace.formats.memory_viz import write_snapshot
+        from foretrace.prediction.memory import memory_events
+
+        write_snapshot(memory_viz, *memory_events(result))
     from foretrace.report import show
 
     show(result, json, html, top or (TABLE_ROWS if len(sizes) <= 1 else None))
 
 
-def _sizes(world: str | None, trace: Path | None) -> list[int]:
+def _say_what_fits(report: StepReport) -> None:
+    """Add the smallest changes with which the step would fit."""
+    from foretrace.whatif.fitting import changes_that_fit
+    from foretrace.whatif.what_if import one_step
+
+    workings = report.workings
+    if workings is None or workings.job is None or workings.device is None:
+        return
+    found = changes_that_fit(one_step(workings.job, workings.step), workings.device)
+    report.to_fit = found or ["no single change that was tried: several of them, or a larger device"]
+
+
+def _sizes(world: str | None, file: Path | None) -> list[int]:
     """The numbers of ranks of `--world`."""
     if world is None:
         return []
@@ -118,8 +152,8 @@ def _sizes(world: str | None, trace: Path | None) -> list[int]:
     from foretrace.prediction.scaling import parse_worlds
 
     sizes = parse_worlds(world)
-    if len(sizes) > 1 and trace is not None:
-        raise ForetraceError("--trace is the timeline of one job, and --world lists several", "Give one of them.")
+    if len(sizes) > 1 and file is not None:
+        raise ForetraceError(f"{file} would be of one job, and --world lists several", "Give one of them.")
     return sizes
 
 

@@ -69,6 +69,19 @@ class Device:
     """Power limit."""
     process_nm: Positive | None = None
     """The maker's name for the process node."""
+    driver_gib: Positive | None = None
+    """Memory that the driver reports to processes; makers' gigabytes may be either of 10^9 or of 2^30 bytes."""
+    alloc_conf: str = ""
+    """``PYTORCH_CUDA_ALLOC_CONF`` of the processes that run on it."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that processes can use, as the driver reports them; the maker's figure where that is unknown.
+
+        >>> Device.named("h100").memory_bytes >> 20, Device.named("p4").memory_bytes
+        (81008, 8000000000)
+        """
+        return round(self.driver_gib * 2**30 if self.driver_gib else self.memory_gb * 1e9)
 
     @property
     def runs_on_host(self) -> bool:

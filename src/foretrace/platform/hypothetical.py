@@ -224,12 +224,17 @@ def _hbm(device: Device, factor: float) -> Device:
     return replace(device, memory_gbps=device.memory_gbps * factor, measured=measured)
 
 
+def _memory(device: Device, factor: float) -> Device:
+    usable = device.driver_gib * factor if device.driver_gib else None
+    return replace(device, memory_gb=device.memory_gb * factor, driver_gib=usable)
+
+
 DEVICE_PARTS: dict[str, Callable[[Device, float], Device]] = {
     "hbm": _hbm,
     "compute": _compute,
     "clock": lambda device, factor: replace(_compute(device, factor), clock_mhz=device.clock_mhz * factor),
     "cache": lambda device, factor: replace(device, l2_mb=device.l2_mb * factor),
-    "memory": lambda device, factor: replace(device, memory_gb=device.memory_gb * factor),
+    "memory": _memory,
 }
 """Memory bandwidth; peak rates; clock, and peak rates with it; size of the shared cache; size of the memory."""
 PARTS = (*DEVICE_PARTS, "host", "nvlink", "network")

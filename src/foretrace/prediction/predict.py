@@ -15,7 +15,6 @@ import numpy as np
 from foretrace.analysis.breakdown import kernels_in
 from foretrace.analysis.collective_matching import seen_by_all
 from foretrace.analysis.critical_path import LATENCY_US
-from foretrace.analysis.memory import peak_memory
 from foretrace.analysis.report import StepReport, bound_by
 from foretrace.errors import ForetraceError
 from foretrace.graph import Graph, Job
@@ -33,11 +32,12 @@ from foretrace.prediction.job import (
     simulate_job,
     visible_collectives,
 )
+from foretrace.prediction.memory import TOO_LARGE, fullest_rank, job_memory
 from foretrace.prediction.overrides import RankOverrides, with_own_graphs
 from foretrace.prediction.priced_step import CARRIED_NOTE
 from foretrace.prediction.rank_models import MeasuredRank, PricedRank, with_arrivals
 from foretrace.prediction.rates import add_rates, totals
-from foretrace.prediction.report import build_report, gemm_workspaces
+from foretrace.prediction.report import build_report
 from foretrace.prediction.uncertainty import measured_range_note
 from foretrace.simulation.engine import DeadlockError
 from foretrace.simulation.task_graph import merged
@@ -236,7 +236,9 @@ class StepFigures(NamedTuple):
     device_ms: float
     """Sum of kernel times."""
     memory_bytes: int | None
-    """Of the fullest rank."""
+    """Allocated on the fullest rank."""
+    reserved_bytes: int | None
+    """Reserved there by PyTorch's allocator."""
     fits: bool | None
 
 
@@ -261,21 +263,17 @@ def step_figures(
         ) from None
     step_ms = timeline.span / 1e3
     next_ms = back_to_back_ms(ranks, matches, transfers.typical, platform.device)
-    memory = max(filter(None, (_peak_memory(rank, platform) for rank in ranks)), default=None)
+    need = fullest_rank(job_memory([rank.uncut for rank in ranks], ranks, platform.device))
     figures = StepFigures(
         step_ms=step_ms,
         next_ms=step_ms if next_ms is None else next_ms,
         device_ms=float(np.mean([rank.step.work.typical.sum() for rank in ranks])) / 1e3,
-        memory_bytes=memory,
-        fits=None if memory is None else memory <= platform.device.memory_gb * 1e9,
+        memory_bytes=need.allocated if need else None,
+        reserved_bytes=need.reserved if need else None,
+        fits=None if need is None or need.verdict is None else need.verdict != TOO_LARGE,
     )
     carried = {rank.graph.rank: [note for note in rank.notes if CARRIED_NOTE in note] for rank in ranks}
     return figures, [*basis, *merge_rank_notes(carried)]
-
-
-def _peak_memory(rank: PricedRank, platform: Platform) -> int | None:
-    held = peak_memory(rank.uncut)
-    return None if held is None else held + gemm_workspaces(rank.dispatched, platform.device)
 
 
 def _from_zero(graphs: list[Graph]) -> list[Graph]:

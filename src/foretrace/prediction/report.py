@@ -20,16 +20,15 @@ from foretrace.analysis.breakdown import (
 from foretrace.analysis.collectives import CollectiveTimes, add_collectives, pair_waits, wait_ms
 from foretrace.analysis.critical_path import hot_ops, summarize_path
 from foretrace.analysis.dependencies import without_host_collective_kernels
-from foretrace.analysis.dispatched import DispatchedCalls
 from foretrace.analysis.host_time import KINDS, host_overheads
-from foretrace.analysis.memory import peak_memory
 from foretrace.analysis.report import LATENCY, RankReport, StepReport, Workings, bound_by
 from foretrace.cost_models.kernels.pricing import MODEL
-from foretrace.graph import PHASES, Graph, Job
+from foretrace.graph import Graph, Job
 from foretrace.graph.tables import launched_before, percentiles
 from foretrace.platform.device import Device
 from foretrace.prediction.device_work import SOURCES
 from foretrace.prediction.job import SimulatedJob
+from foretrace.prediction.memory import TOO_LARGE, fullest_rank, job_memory
 from foretrace.prediction.rank_models import MeasuredRank, PricedRank
 from foretrace.prediction.uncertainty import PERCENTILES, job_uncertainty, sample_count
 from foretrace.simulation.critical_path import critical_path
@@ -48,11 +47,11 @@ def build_report(job: Job, done: SimulatedJob, device: Device | None) -> StepRep
     summary = summarize_path(path, tasks, timeline, done.graphs, done.segments)
     graphs = [without_host_collective_kernels(graph) for graph in done.graphs]
     collectives = simulated_collectives(graphs, done)
-    ranks = _rank_reports(job, graphs, done, collectives, device)
+    needs = job_memory(job.graphs, done.ranks, device)
+    ranks = _rank_reports(job, graphs, done, collectives, {place: need.allocated for place, need in needs.items()})
     step_ms = timeline.span / 1e3
     active = float(np.mean([rank.device_active_ms for rank in ranks]))
-    peak = max((rank.peak_memory_bytes for rank in ranks if rank.peak_memory_bytes is not None), default=None)
-    memory = round(device.memory_gb * 1e9) if device else 0
+    need = fullest_rank(needs)
     report = StepReport(
         source=job.source,
         world=job.world,
@@ -65,9 +64,13 @@ def build_report(job: Job, done: SimulatedJob, device: Device | None) -> StepRep
         kernels=round(float(np.mean([len(graph.kernels) for graph in graphs]))),
         exposed_communication_ms=float(np.mean([rank.communication.exposed_ms for rank in ranks])),
         hidden_communication_ms=float(np.mean([rank.communication.hidden_ms for rank in ranks])),
-        peak_memory_bytes=peak,
-        memory_bytes=memory,
-        fits=None if peak is None or not device else peak <= memory,
+        peak_memory_bytes=need.allocated if need else None,
+        reserved_memory_bytes=need.reserved if need else None,
+        memory_by_kind=need.by_kind if need else {},
+        memory_verdict=need.verdict if need else None,
+        memory_margin_bytes=need.margin if need else None,
+        memory_bytes=device.memory_bytes if device else 0,
+        fits=None if need is None or need.verdict is None else need.verdict != TOO_LARGE,
         coverage=_coverage(done),
         critical_path_ms=summary.ms,
         critical_path=summary.rows,
@@ -143,7 +146,7 @@ def _idle_causes(graphs: list[Graph], done: SimulatedJob, idle_ms: float) -> dic
 
 
 def _rank_reports(
-    job: Job, graphs: list[Graph], done: SimulatedJob, collectives: list[CollectiveTimes], device: Device | None
+    job: Job, graphs: list[Graph], done: SimulatedJob, collectives: list[CollectiveTimes], peaks: dict[int, int]
 ) -> list[RankReport]:
     """A report for each rank that has a graph."""
     span, waits = device_span(graphs), wait_ms(graphs, collectives)
@@ -170,7 +173,7 @@ def _rank_reports(
                 wait_ms=waits[graph.rank],
                 communication=talk,
                 bubble_ms=max(span - active + talk.exposed_wait_ms, 0.0) if span else 0.0,
-                peak_memory_bytes=_peak_memory(whole, done, position, device),
+                peak_memory_bytes=peaks.get(position),
             )
         )
     return reports
@@ -181,26 +184,6 @@ def _host_us(done: SimulatedJob, position: int) -> float:
     tasks = done.tasks.ranks[position].tasks
     priced = isinstance(done.ranks[position], PricedRank)
     return float(tasks.duration[tasks.kind < SYNC if priced else tasks.on_host].sum())
-
-
-def _peak_memory(graph: Graph, done: SimulatedJob, position: int, device: Device | None) -> int | None:
-    held, rank = peak_memory(graph), done.ranks[position]
-    if held is not None and device and isinstance(rank, PricedRank) and not graph.allocated:
-        held += gemm_workspaces(rank.dispatched, device)
-    return held
-
-
-def gemm_workspaces(step: DispatchedCalls, device: Device) -> int:
-    """Bytes of the GEMM library's workspaces: for each stream, and for autograd's thread beside the main one."""
-    if device.runs_on_host:
-        return 0
-    from foretrace.cost_models.kernels.families.gemm import Gemm
-
-    ops = step.calls.ops
-    multiplies = ops.names.matching(Gemm.ops.__contains__)[ops.name]
-    backward = ops.phase == PHASES.index("backward")
-    users = set(zip(step.stream[multiplies].tolist(), backward[multiplies].tolist()))
-    return round(len(users) * device.workspace_mib * 2**20)
 
 
 def simulated_collectives(graphs: list[Graph], done: SimulatedJob) -> list[CollectiveTimes]:

@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from foretrace.report.formatting import UNKNOWN, bytes_, change, figure, ms, off, percent, plural, printable, short_name
-from foretrace.report.step import COVERAGE, OVERHEADS, caution_facts
+from foretrace.report.step import COVERAGE, OVERHEADS, caution_facts, memory_verdict
 from foretrace.report.terminal import Blocks, Fact, bar, fact_lines, note_lines, table
 
 if TYPE_CHECKING:
@@ -211,8 +211,7 @@ def whatif_facts(found: WhatIf) -> Iterator[Fact]:
         yield "comm", exposed, f"exposed; {hidden} ms more behind other work"
     if before.peak_memory_bytes is not None and after.peak_memory_bytes is not None:
         held = f"{bytes_(before.peak_memory_bytes)} → {bytes_(after.peak_memory_bytes)}"
-        fits = "fits in" if after.fits else "does NOT fit in"
-        yield "memory", held, f"peak, {fits} the device's {bytes_(after.memory_bytes)}"
+        yield "memory", held, f"peak, {memory_verdict(after)}"
     yield "kernels", f"{before.kernels:,} → {after.kernels:,}", "that the step launches"
 
 

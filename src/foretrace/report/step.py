@@ -154,12 +154,31 @@ def _predicted_facts(report: StepReport) -> Iterator[Fact]:
             total = sum(part.ms for part in report.critical_path)
             yield "path", f"{ms(total)} ms", f"{_path_kinds(report)}; {_path_ranks(report, total)}"
     if report.peak_memory_bytes is not None and report.fits is not None:
-        fits = "fits in" if report.fits else "does NOT fit in"
-        yield "memory", bytes_(report.peak_memory_bytes), f"peak, {fits} the device's {bytes_(report.memory_bytes)}"
+        yield "memory", bytes_(report.peak_memory_bytes), f"peak, {memory_verdict(report)}"
+        if report.to_fit:
+            yield "to fit", "", "; or ".join(report.to_fit)
     if report.mfu is not None and report.tflops_per_second is not None:
         moved = f"; kernels move {rate(report.gbps, 'GB/s')}" if report.gbps else ""
         yield "rate", rate(report.tflops_per_second, "TFLOP/s"), f"{percent(report.mfu)} of peak (MFU){moved}"
     yield "known", *_coverage(report)
+
+
+def memory_verdict(report: StepReport) -> str:
+    """Whether a predicted step fits on its device, and by how much.
+
+    >>> memory_verdict(StepReport(fits=True, memory_bytes=8 << 30, reserved_memory_bytes=3 << 30))
+    "fits in the device's 8.0 GiB; PyTorch reserves 3.0 GiB"
+    >>> memory_verdict(StepReport(fits=False, memory_bytes=8 << 30, memory_margin_bytes=-(1 << 30)))
+    "does NOT fit in the device's 8.0 GiB: 1.0 GiB missing"
+    """
+    capacity, margin = f"the device's {bytes_(report.memory_bytes)}", report.memory_margin_bytes
+    reserved = f"; PyTorch reserves {bytes_(report.reserved_memory_bytes)}" if report.reserved_memory_bytes else ""
+    if not report.fits:
+        return f"does NOT fit in {capacity}{f': {bytes_(-margin)} missing' if margin and margin < 0 else ''}{reserved}"
+    if report.memory_verdict == "tight":
+        left = f"{bytes_(max(margin or 0, 0))} left, less than the prediction may be off"
+        return f"fits in {capacity}, but tight: {left}{reserved}"
+    return f"fits in {capacity}{reserved}"
 
 
 def _measured_facts(report: StepReport) -> Iterator[Fact]:

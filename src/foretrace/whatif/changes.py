@@ -163,7 +163,8 @@ class EditedJob:
         self._steps = [EditedStep(graph, longest, on_stage) for graph in job.graphs]
 
     @cached_property
-    def _batch(self) -> int | None:
+    def batch(self) -> int | None:
+        """Samples in a rank's batch, as recorded; None where the step does not show it."""
         return self._recorded or batch_size(self._job.graphs[0])
 
     def by(self, changes: Sequence[Change]) -> Job:
@@ -191,7 +192,7 @@ class EditedJob:
         """Samples in a step of all ranks of the changed job; None where the step does not show its batch."""
         asked = JobChanges.of(changes)
         sizes = [parse_size("batch", change.value)[0] for change in asked.steps if change.name == "batch"]
-        batch = sizes[-1] if sizes else self._batch
+        batch = sizes[-1] if sizes else self.batch
         if batch is None:
             return None
         return batch * (asked.parallelism.get("data", 1) if asked.parallelism else _replicas(job))

@@ -84,6 +84,8 @@ STEP_CHANGES: dict[str, StepChange] = {
 }
 RESIZABLE = ("batch", "seq", "hidden")
 """Sizes that are found once in a step and set to any value; they may name the recorded one, as in ``batch=64/16``."""
+LARGEST = "max"
+"""The value of ``batch`` that stands for the largest one that fits on the device."""
 
 
 def parse_count(text: str) -> int:
@@ -162,7 +164,7 @@ class Change:
         elif change and change.check:
             change.check(value)
         else:
-            parse_size(name, value)
+            parse_size(name, value.replace(LARGEST, "1", 1) if name == "batch" else value)
         return cls(name, value, where)
 
     def __str__(self) -> str:

@@ -25,7 +25,8 @@ from foretrace.prediction.gaps import with_host_gaps
 from foretrace.transforms.resize.batch_sequence import batch_size
 from foretrace.transforms.step import flatten, require_arguments
 from foretrace.whatif.changes import EditedJob, JobChanges
-from foretrace.whatif.grammar import JOB_CHANGES, RESIZABLE, Change, listed, read_changes
+from foretrace.whatif.fitting import with_largest_batch
+from foretrace.whatif.grammar import JOB_CHANGES, LARGEST, RESIZABLE, Change, listed, read_changes
 
 OTHER_BATCH = "the inputs of the step look like a batch of "
 """Where a user states another recorded batch size than the step shows."""
@@ -152,13 +153,18 @@ def what_if(
         job = jobs[0]
         if any(change.name in RESIZABLE for change in read):  # refused before anything is predicted
             require_arguments(list(job.graphs[0].ops), job.graphs[0].source)
-    said = [parse_size("batch", change.value)[1] for change in read if change.name == "batch"]
+    batches = [change.value for change in read if change.name == "batch"]
+    said = [parse_size("batch", value.replace(LARGEST, "1", 1))[1] for value in batches]
     recorded = next(filter(None, said), None)  # as in batch=64/16
     seen = batch_size(job.graphs[0]) if recorded else None
     if seen and seen != recorded:
         notes.append(f"{OTHER_BATCH}{seen:,}, not of {recorded:,}: leave out /{recorded} to take that")
     both = [EditedJob(one, recorded=recorded, on_stage=lambda stage: on_progress(Progress(stage))) for one in jobs]
     edits = both if compile is not None else both[:1] * 2
+    if any(value.startswith(LARGEST) for value in batches):
+        on_progress(Progress("finding the largest batch that fits"))
+        sides = already, with_largest_batch(edits[1], sides[1], where.device)
+        read = [*(change for change in read if change.name == "compile"), *sides[1][len(already) :]]
     reports = list[StepReport]()
     for edited, side, words in zip(edits, sides, ("as it is", "as it would be")):
         made = edited.by(side)

@@ -190,7 +190,7 @@ def _measured_memory(report: StepReport) -> Chart | None:
         return None
     curves, device = report.workings.memory(), report.workings.device
     start = min((float(curve.us.min()) for _, curve in curves), default=0.0)
-    capacity = round(device.memory_gb * 1e9) if device else None
+    capacity = device.memory_bytes if device else None
     return charts.memory(curves, start, capacity, report.workings.memory_by_kind)
 
 
