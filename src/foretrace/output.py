@@ -53,6 +53,9 @@ TIMELINE = OutputKind(
     "a timeline", "timeline.json", re.compile(rb'\{"schemaVersion":1,"displayTimeUnit":"ms","baseTimeNanoseconds":')
 )
 PLAN = OutputKind("a sharding plan", "plan.json", re.compile(rb'\{\s*"version": \d+,\s*"world": \d+,\s*"batch": \d+,'))
+SNAPSHOT = OutputKind("a memory snapshot", "memory.pickle", re.compile(rb"\x80\x04.{1,64}segments", re.S))
+BASELINE = OutputKind("a baseline", "perf.json", re.compile(rb'\{\s*"format": "foretrace baseline"'))
+MARKDOWN = OutputKind("a comment", "gate.md", re.compile(rb"<!-- foretrace gate -->"))
 CHAKRA = OutputKind("a Chakra trace", "chakra.0.et", re.compile(rb".{1,64}rank.{1,64}world.{1,4096}origin_ns", re.S))
 
 

@@ -25,7 +25,7 @@ UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 """Typer's exception for wrong arguments, which it does not export."""
 
 SUBCOMMANDS = (
-    "record", "show", "predict", "whatif", "sweep", "check", "diff", "export", "benchmark", "replay", "shard",
+    "record", "show", "predict", "whatif", "sweep", "check", "diff", "gate", "export", "benchmark", "replay", "shard",
     "calibrate", "ui", "platform", "fleet",
 )  # fmt: skip
 """In the order of the help. Each is a module with a function, or an app of its own, of the same name."""

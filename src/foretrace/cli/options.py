@@ -174,12 +174,27 @@ def check_outputs(inputs: Iterable[str | Path | None], chakra: Path | None = Non
         return
     from foretrace.errors import ForetraceError
     from foretrace.files import descriptor_of
-    from foretrace.output import CHAKRA, PAGE, PLAN, TIMELINE, check_output, check_writable
+    from foretrace.output import (
+        BASELINE,
+        CHAKRA,
+        MARKDOWN,
+        PAGE,
+        PLAN,
+        SNAPSHOT,
+        TIMELINE,
+        check_output,
+        check_writable,
+    )
 
-    kinds = {"html": PAGE, "trace": TIMELINE, "perfetto": TIMELINE, "plan": PLAN, "points": None}
+    kinds = {
+        "html": PAGE, "trace": TIMELINE, "perfetto": TIMELINE, "plan": PLAN, "points": None, "memory_viz": SNAPSHOT,
+        "baseline": BASELINE, "markdown": MARKDOWN,
+    }  # fmt: skip
     options = {"plan": "--out", "points": "--out"}
     written = [
-        Output(options.get(name, f"--{name}"), path, kinds[name]) for name, path in outputs.items() if path is not None
+        Output(options.get(name, f"--{name.replace('_', '-')}"), path, kinds[name])
+        for name, path in outputs.items()
+        if path is not None
     ]
     if chakra is not None:
         if chakra.exists() and not chakra.is_dir():

@@ -104,7 +104,7 @@ def predict(
     """
     what = what_of(words)
     check_outputs([what, on, host, fabric], html=html, trace=trace, memory_viz=memory_viz)
-    sizes = _sizes(world, trace or memory_viz)
+    sizes = _sizes(world, trace, memory_viz)
     from foretrace.prediction.overrides import RankOverrides
 
     # Wrong values are refused before a script is sketched.
@@ -144,7 +144,7 @@ def _say_what_fits(report: StepReport) -> None:
     report.to_fit = found or ["no single change that was tried: several of them, or a larger device"]
 
 
-def _sizes(world: str | None, file: Path | None) -> list[int]:
+def _sizes(world: str | None, trace: Path | None, memory_viz: Path | None) -> list[int]:
     """The numbers of ranks of `--world`."""
     if world is None:
         return []
@@ -152,8 +152,9 @@ def _sizes(world: str | None, file: Path | None) -> list[int]:
     from foretrace.prediction.scaling import parse_worlds
 
     sizes = parse_worlds(world)
-    if len(sizes) > 1 and file is not None:
-        raise ForetraceError(f"{file} would be of one job, and --world lists several", "Give one of them.")
+    for option, what, file in (("--trace", "timeline", trace), ("--memory-viz", "memory", memory_viz)):
+        if len(sizes) > 1 and file is not None:
+            raise ForetraceError(f"{option} is the {what} of one job, and --world lists several", "Give one of them.")
     return sizes
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from foretrace.errors import ForetraceError
+from foretrace.output import SNAPSHOT, open_output
 
 
 class SnapshotEvent(NamedTuple):
@@ -54,10 +54,8 @@ def write_snapshot(
         "allocator_settings": {},
         "external_annotations": [],
     }
-    try:
-        path.write_bytes(pickle.dumps(snapshot, protocol=4))
-    except OSError as error:
-        raise ForetraceError(f"{path} can't be written ({error.strerror})", "Choose another file.") from None
+    with open_output(path, SNAPSHOT) as file:
+        pickle.dump(snapshot, file, protocol=4)
 
 
 def _segment(start: int, nbytes: int, living: Sequence[SnapshotEvent]) -> dict[str, object]:

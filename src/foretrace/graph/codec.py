@@ -19,7 +19,7 @@ DAMAGE = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowE
 """Exceptions that parsing a damaged file raises."""
 
 INT64_END = 1 << 63
-OPTIONAL = ("overload", "kwargs", "thread", "stream", "module", "node", "entered", "frees")
+OPTIONAL = ("overload", "kwargs", "thread", "stream", "module", "node", "entered", "frees", "line")
 """Fields omitted from a line when empty."""
 
 
@@ -100,6 +100,7 @@ def op_of(line: dict[str, Any], known: list[Tensor]) -> Op:
         node=str(line.get("node", "")),
         entered=_int32(line["entered"]) if "entered" in line else 0,
         frees=_integers(line["frees"]) if "frees" in line else (),
+        line=str(line.get("line", "")),
     )
 
 

@@ -202,12 +202,14 @@ class Op:
     frees: tuple[int, ...] = ()
     start_us: float = NAN
     end_us: float = NAN
+    line: str = field(default="", repr=False, compare=False)
+    """Of a sketch, the line of the user's code that made the call: ``train.py:42``; no part of what is computed."""
 
     def __copy__(self) -> Op:
         # Ten times as fast as copy(): tables copy an op each time one is read.
         return Op(
             self.name, self.args, self.kwargs, self.outputs, self.overload, self.phase, self.thread, self.stream,
-            self.parent, self.module, self.node, self.entered, self.frees, self.start_us, self.end_us,
+            self.parent, self.module, self.node, self.entered, self.frees, self.start_us, self.end_us, self.line,
         )  # fmt: skip
 
     @property

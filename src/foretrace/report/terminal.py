@@ -36,6 +36,7 @@ BLOCKS = {
     "WhatIf": "comparisons.whatif_blocks",
     "Sweep": "comparisons.sweep_blocks",
     "Scaling": "comparisons.scaling_blocks",
+    "Gate": "gate.gate_blocks",
     "Sharding": "sharding.sharding_blocks",
     "Replay": "replay.replay_blocks",
     "Suite": "replay.suite_blocks",

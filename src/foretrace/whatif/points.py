@@ -39,7 +39,9 @@ class Point:
     next_ms: float | None = None
     device_ms: float | None = None
     memory_bytes: int | None = None
-    """Of the fullest device."""
+    """Allocated on the fullest device."""
+    reserved_bytes: int | None = None
+    """Reserved there by PyTorch's allocator."""
     fits: bool | None = None
     samples: int | None = None
     """In a step of all ranks."""

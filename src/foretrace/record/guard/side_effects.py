@@ -8,6 +8,7 @@ import sysconfig
 import threading
 import weakref
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -80,10 +81,16 @@ def script_line() -> str:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if not name.startswith(("<", OURS, *PYTHONS)) and not any(part in name for part in INSTALLED):
+        if _is_users(name):
             return f"{Path(name).name}:{frame.f_lineno}"
         frame = frame.f_back
     return STARTED_AT.get(current_thread(), "")  # type: ignore[arg-type]
+
+
+@cache
+def _is_users(file: str) -> bool:
+    """Whether a file is the user's own code; asked for every call of a step."""
+    return not file.startswith(("<", OURS, *PYTHONS)) and not any(part in file for part in INSTALLED)
 
 
 def current_thread() -> threading.Thread | None:

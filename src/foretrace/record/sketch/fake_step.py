@@ -20,8 +20,9 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from foretrace.graph import ForetraceError
+from foretrace.graph import ForetraceError, Op
 from foretrace.record.guard.guard import is_elsewhere
+from foretrace.record.guard.side_effects import script_line
 from foretrace.record.sketch.assumptions import Assumptions
 from foretrace.record.sketch.cuda_api import gpu_is_visible
 from foretrace.record.sketch.packed_sequences import packed
@@ -249,6 +250,12 @@ class FakeStepWatch(Watch):
         result = super().__torch_dispatch__(func, types, args, kwargs)
         self._replays.called(func, args, result, node)
         return result
+
+    def note(self, name: str, overload: str, args: Any, kwargs: dict[str, Any]) -> Op:
+        """Append a call with its context, and the line of the user's code that makes it."""
+        op = super().note(name, overload, args, kwargs)
+        op.line = script_line()
+        return op
 
     def _note_view(self, base: torch.Tensor, view: torch.Tensor) -> None:
         """Append the call that makes a view of a gradient in a real step."""

@@ -1,0 +1,64 @@
+"""`foretrace gate`: a performance gate for CI, which needs no GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from foretrace.cli.options import AsJson, OtherFabric, PerNode, Platform, Top, What, check_outputs, what_of
+from foretrace.cli.progress import progress_bar
+
+BaselineFile = Annotated[Path, typer.Option(help="The file with the figures to compare with.")]
+Update = Annotated[bool, typer.Option("--update", help="Write the baseline anew, and pass.")]
+FailOver = Annotated[
+    str, typer.Option(metavar="SHARE", help="Fail where a figure is worse by more than this: 2%, or 0.02.")
+]
+Markdown = Annotated[Path | None, typer.Option(help="Write the result to this file, for a comment on a pull request.")]
+World = Annotated[int | None, typer.Option(min=1, help="Ranks that the script finds, and that all do the same.")]
+FAILED = 1
+
+
+def gate(
+    words: What,
+    on: Platform = "h200",
+    baseline: BaselineFile = Path("perf.json"),
+    update: Update = False,
+    fail_over: FailOver = "2%",
+    world: World = None,
+    fabric: OtherFabric = None,
+    gpus_per_node: PerNode = None,
+    markdown: Markdown = None,
+    json: AsJson = False,
+    top: Top = 10,
+) -> None:
+    """Compare the predicted step of a script with a baseline, and exit with 1 where it got worse.
+
+    Step, device time, kernels, launches, waits, compiled programs and memory are predicted, not measured: the same
+    script has the same figures on every machine. What got worse is named by op, module and line of the script.
+    """
+    what = what_of(words)
+    from foretrace.whatif.gate import Baseline, compare, parse_share, predicted_baseline
+
+    share = parse_share(fail_over)
+    check_outputs([what, on, fabric], markdown=markdown, **({"baseline": baseline} if update else {}))
+    before = None if update else Baseline.read(baseline)
+    with progress_bar() as on_progress:
+        now = predicted_baseline(what, on, world, fabric, gpus_per_node, on_progress)
+    if before is None:
+        now.write(baseline)
+        before = now
+    before.check(baseline, now)
+    found = compare(before, now, share)
+    if markdown is not None:
+        from foretrace.output import MARKDOWN, open_output
+        from foretrace.report.gate import as_markdown
+
+        with open_output(markdown, MARKDOWN) as file:
+            file.write(as_markdown(found).encode())
+    from foretrace.report import show
+
+    show(found, json, top=top)
+    if not found.passed:
+        raise typer.Exit(FAILED)
