@@ -1,5 +1,6 @@
 """Whole jobs from whatever files there are."""
 
+import gzip
 import json
 import shutil
 from pathlib import Path
@@ -139,6 +140,11 @@ def test_a_file_of_another_tool_says_what_would_do(tmp_path: Path, content: byte
     message = complaint(tmp_path / "a.json")
     assert "a.json is no trace that Foretrace reads" in message
     assert "torch.profiler" in message
+
+
+def test_an_archive_is_to_be_unpacked(tmp_path: Path) -> None:
+    (tmp_path / "traces.tar.gz").write_bytes(gzip.compress(b"rank0.json" + b"\x00" * 500))
+    assert "unpack it" in complaint(tmp_path / "traces.tar.gz")
 
 
 def test_an_empty_trace_says_so(tmp_path: Path) -> None:

@@ -65,6 +65,7 @@ FORMATS = {
 """Trace formats by name. If one rank has files of several formats, the first of these is read."""
 
 SUFFIXES = tuple({f"{suffix}{gz}": "" for known in FORMATS.values() for suffix in known.suffixes for gz in ("", ".gz")})
+ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".zip", ".7z")
 SNIFFED_BYTES = 32 << 20
 """How far into a file the key of its format is searched for."""
 GZIP_RATIO = 15
@@ -208,6 +209,8 @@ def _traces(source: str, files: list[Path]) -> list[tuple[Path, str]]:
         advice = f"Give a file of torch.profiler, or another of these: {', '.join(FORMATS)}."
         if files[0].suffix in (".nsys-rep", ".qdrep"):
             advice = f"Export it: nsys export --type sqlite {files[0].name}, and give the file that this writes."
+        if files[0].name.endswith(ARCHIVES):
+            advice = "It is an archive: unpack it, and give what it holds."
         raise ForetraceError(f"{files[0] if len(files) == 1 else source} is no trace that Foretrace reads", advice)
     return traces
 

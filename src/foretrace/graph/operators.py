@@ -77,6 +77,11 @@ _COLLECTIVE_KINDS = (
     ("reducescatter", "reduce_scatter"),
     ("alltoall", "all_to_all"),
     ("all2all", "all_to_all"),
+    ("a2a", "all_to_all"),
+    ("crossdevicereduce", "all_reduce"),
+    ("quickreduce", "all_reduce"),
+    ("arfusion", "all_reduce"),
+    ("collectivepermute", "send"),
     ("broadcast", "broadcast"),
     ("barrier", "barrier"),
     ("sendrecv", "send"),
@@ -97,6 +102,8 @@ def collective_kind(name: str) -> str:
 
     >>> [collective_kind(n) for n in ("_allgather_base", "c10d::allreduce_", "all_to_allv", "wait")]
     ['all_gather', 'all_reduce', 'all_to_all', '']
+    >>> collective_kind("vllm::cross_device_reduce_1stage<half>")
+    'all_reduce'
     """
     letters = _NOT_LETTERS.sub("", name.lower())
     return next((kind for word, kind in _COLLECTIVE_KINDS if word in letters), "")
@@ -104,7 +111,7 @@ def collective_kind(name: str) -> str:
 
 _COMMUNICATES = re.compile(
     "nccl|rccl|msccl|allreduce|allgather|reducescatter|alltoall|all2all|crossdevicereduce|quickreduce|multimem|nvshmem|"
-    "internode|intranode|userbuffers|oneccl"
+    "internode|intranode|userbuffers|oneccl|hccl|hcom|moea2a|arfusion|collectivepermute"
 )
 
 
