@@ -30,7 +30,7 @@ def rank(number: int = 0, world: int = 8, ranks: tuple[int, ...] = ()) -> Graph:
 
 def test_one_rank_of_a_job_is_priced_on_the_fabric_that_fits_its_gpus() -> None:
     forecast = predict(rank(), on="h200")
-    assert forecast.fabric == "h200-nvswitch" and forecast.exposed_communication_ms > 0.01
+    assert forecast.fabric == "h200-8x" and forecast.exposed_communication_ms > 0.01
     assert any("predicted alone" in note for note in forecast.notes)
 
 

@@ -84,7 +84,7 @@ def write_node(name: str) -> None:
     links, (seen, sources) = Links.named(NODES[name]), node_times(name)
     ranks = sorted({one.ranks for one in seen})
     where = f"{', '.join(map(str, ranks))} x {links.gpu}"
-    write_curves(name, seen, links, f"{where}: {'; '.join(sources)}")
+    write_curves(name, seen, links, f"{where}, nccl-tests: {'; '.join(sources)}")
 
 
 def write_curves(name: str, seen: list[TimedCollective], links: Links, provenance: str) -> None:

@@ -114,7 +114,7 @@ def test_a_fabric_is_shown_with_its_links_and_what_was_measured(foretrace):
         assert words in shown
     assert "Collectives" not in foretrace("platform", "show", "v100-pcie").out
     words = json.loads(foretrace("platform", "show", "h100-8x", "--json").out)
-    assert words["links"]["inside"]["reduces"] and words["curves"][0]["kind"] == "all_reduce"
+    assert words["links"]["inside"]["reduces"] and "all_reduce" in {one["kind"] for one in words["curves"]}
 
 
 def test_links_are_stored_with_the_fabric(foretrace, tmp_path):

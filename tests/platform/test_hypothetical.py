@@ -97,7 +97,7 @@ def test_what_makes_no_sense_is_said_before_anything_runs(name, said):
 
 def test_a_described_gpu_can_be_scaled_too():
     scaled = ft.load_platform("a100:hbm=2")
-    assert scaled.device.memory_gbps == 2 * 2039 and present(scaled.cross_device).source.name == "h200"
+    assert scaled.device.memory_gbps == 2 * 2039 and present(scaled.cross_device).root.name == "h200"
 
 
 def test_factors_are_read_from_a_name():

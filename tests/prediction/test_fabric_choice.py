@@ -17,7 +17,11 @@ from tests.narrowing import present
         ("NVIDIA H100 80GB HBM3", 4, "h100-8x"),
         ("NVIDIA H100 80GB HBM3", 64, "h100-8x"),
         ("NVIDIA A100-SXM4-80GB", 64, "a100-8x-nvswitch"),
-        ("NVIDIA H200", 8, "h200-nvswitch"),
+        ("NVIDIA H200", 8, "h200-8x"),
+        ("NVIDIA B200", 8, "b200-8x"),
+        ("NVIDIA L40S", 8, "l40s-8x-pcie"),
+        ("NVIDIA GB200", 72, "gb200-nvl72"),
+        ("NVIDIA GH200 120GB", 2048, "gh200-slingshot"),
     ],
 )
 def test_the_closest_shipped_fabric_is_taken(device: str, world: int, name: str) -> None:

@@ -128,13 +128,13 @@ def test_ways_to_share_a_step_are_swept_and_what_does_not_fit_is_left_out() -> N
     sets = {"tensor": [1, 2, 3], "world": [4], "batch": [8, 16]}
     found = sweep(gpt_step(), ["h200"], sets, {"h200": 3.6})
     made, left = ([p for p in found.points if (p.error is None) == fine] for fine in (True, False))
-    assert len(made) == 4 and {p.ranks for p in made} == {4} and {p.fabric for p in made} == {"h200-nvswitch"}
+    assert len(made) == 4 and {p.ranks for p in made} == {4} and {p.fabric for p in made} == {"h200-8x"}
     assert [p.error for p in left] == ["tensor=3 does not divide 4 ranks"] * 2
     for point in made:
         batch, ways = (int(change.partition("=")[2]) for change in point.changes[:2])
         assert point.samples == batch * 4 // ways
         assert point.cost == pytest.approx(4 * 3.6 * present(point.sample_us) / 3600)
-    assert any("joined by h200-nvswitch" in note for note in found.notes)
+    assert any("joined by h200-8x" in note for note in found.notes)
 
 
 def test_a_point_of_a_job_is_what_predict_says_of_it() -> None:

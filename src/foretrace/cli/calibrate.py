@@ -29,6 +29,17 @@ class What(StrEnum):
     HOST = "host"
     FABRIC = "fabric"
     FIT = "fit"
+    IMPORT = "import"
+
+
+class Tables(StrEnum):
+    """Projects whose tables are read."""
+
+    AICONFIGURATOR = "aiconfigurator"
+    VIDUR = "vidur"
+    XLA = "xla"
+    AITER = "aiter"
+    NCCL_TESTS = "nccl-tests"
 
 
 MINUTES, CPU_MINUTES = 10.0, 3.0
@@ -38,6 +49,9 @@ APPLIES_TO = {
     "--family": (What.ALL, What.CPU, What.DEVICE),
     "--for": (What.ALL, What.CPU, What.DEVICE),
     "--raw": (What.FIT,),
+    "DIR": (What.IMPORT,),
+    "--from": (What.IMPORT,),
+    "--gpu": (What.IMPORT,),
 }
 """The parts that each option applies to."""
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
@@ -49,9 +63,10 @@ def calibrate(
         What,
         typer.Argument(
             help="The part to measure; or cpu, to measure this machine's CPU as the platform `cpu`; or fit, to fit the "
-            "measurements again."
+            "measurements again; or import, to make a platform of published tables."
         ),
     ] = What.ALL,
+    tables: Annotated[Path | None, typer.Argument(metavar="DIR", help="With import: the folder of the tables.")] = None,
     out: Annotated[
         Path | None,
         typer.Option(help="The platform's folder; measurements in it are continued. Of cpu it may be left out."),
@@ -76,6 +91,10 @@ def calibrate(
     raw: Annotated[
         Path | None, typer.Option(help="With fit: the folder of the measurements, if not the platform's own.")
     ] = None,
+    source: Annotated[Tables | None, typer.Option("--from", help="With import: who published the tables.")] = None,
+    gpu: Annotated[
+        str | None, typer.Option(help="With import: the GPU, where the folder has tables of several.")
+    ] = None,
 ) -> None:
     """Measure this machine, to predict steps on it.
 
@@ -90,14 +109,18 @@ def calibrate(
     from foretrace.platform.platform import check_out
     from foretrace.platform.registry import CPU, user_platforms
 
-    _check(what, {"--minutes": minutes, "--on": on, "--family": family, "--for": like, "--raw": raw})
+    options = {"--minutes": minutes, "--on": on, "--family": family, "--for": like, "--raw": raw}
+    _check(what, {**options, "DIR": tables, "--from": source, "--gpu": gpu})
     check_families(family or ())
     if out is None and what is not What.CPU:
         raise ForetraceError("--out is missing", "Name the platform's folder: foretrace calibrate --out my-platform.")
     out = out or user_platforms() / CPU
     check_out(out)
-    if what in (What.FIT, What.CPU):
+    if what in (What.FIT, What.CPU, What.IMPORT):
         require_fitter()
+    if what is What.IMPORT:
+        _import(tables, source, gpu, out)
+        return
     parts = {What.ALL: tuple(SHARES), What.CPU: ("device", "host")}.get(what, (what.value,))
     if what is What.CPU:
         on = "cpu"
@@ -132,6 +155,35 @@ def _check(what: What, options: dict[str, object]) -> None:
         raise ForetraceError(f"--minutes {minutes:g} is no time to measure in", "Give a number above 0, up to 1440.")
     if options["--for"] and options["--family"]:
         raise ForetraceError("with --for no families are measured", "Give --for or --family, one after the other.")
+
+
+def _import(tables: Path | None, source: Tables | None, gpu: str | None, out: Path) -> None:
+    """Make a platform of published tables, and say what they tell."""
+    from foretrace.errors import ForetraceError
+    from foretrace.report.formatting import printable
+
+    if tables is None or source is None:
+        raise ForetraceError(
+            "calibrate import takes the folder of the tables, and who published them",
+            "Say for instance: foretrace calibrate import tables --from aiconfigurator --gpu h100 --out my-h100.",
+        )
+    with _created(out), progress_bar() as on_progress:
+        if source is Tables.NCCL_TESTS:
+            from foretrace.calibration.fabric import make_fabric
+
+            make_fabric(sorted(path for path in tables.glob("*") if path.is_file()), out)
+            notes = ["the fabric is the one that the tables show"]
+        else:
+            from foretrace.calibration.published import import_tables
+
+            imported = import_tables(tables, source.value, gpu, out, on_progress)
+            notes = imported.notes + [
+                f"{kind}: {found.rows:,} rows, {found.gmae:.1%} off on layers that were held out"
+                for kind, found in imported.kinds.items()
+            ]
+    for note in notes:
+        print(f"foretrace: {printable(note)}", file=sys.stderr)
+    print(f"foretrace: {out} is ready: `foretrace platform show {out}`", file=sys.stderr)
 
 
 @contextmanager

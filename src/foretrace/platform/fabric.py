@@ -190,7 +190,7 @@ class Fabric:
         """A shipped fabric: one that was measured, or one by the specification of its links.
 
         >>> len(Fabric.named("a100-8x-nvswitch").curves)
-        5
+        9
         """
         found = fabrics()
         if name not in found:

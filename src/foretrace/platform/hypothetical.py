@@ -19,9 +19,15 @@ from foretrace.platform.device import Device
 from foretrace.platform.fabric import Fabric
 from foretrace.platform.host import BetweenCalls, CallCost, ColdHost, Host, Sharded
 from foretrace.platform.platform import Platform
-from foretrace.platform.typed_json import Positive, read_as
+from foretrace.platform.typed_json import Positive, PositiveInt, read_as
 
 CONSTANTS = Path(__file__).parent / "data" / "cross_device.json"
+RATIOS = Path(__file__).parent / "data" / "ratios"
+"""Ratios that were fitted on published tables, a folder for each GPU."""
+RATIO_INDEX = "index.json"
+BFLOAT16 = "bfloat16"
+SAME_TENSOR_CORES = math.log(1.5)
+"""Tensor Cores whose rates in a clock differ by less are taken to be used by the same kernels."""
 MIN_FACTOR, MAX_FACTOR = 0.01, 100.0
 """Factors beyond these make another machine, not one like it."""
 Times = TypeVar("Times", CallCost, BetweenCalls, ColdHost, Sharded)
@@ -41,7 +47,7 @@ class CrossDeviceScaling:
     """
 
     source: Device
-    """The device that the kernel models were fitted on."""
+    """The device that times are scaled from: the one that the kernel models were fitted on, or one with a `base`."""
     gemm: Positive = 1.0
     """Share of the reachable rate that GEMMs, convolutions and attention keep."""
     no_tensor_cores: Positive = 1.0
@@ -54,6 +60,24 @@ class CrossDeviceScaling:
     """How many times as long a kernel takes to start and end."""
     spread: float = 0.15
     """Standard deviation of the logarithm of a time that is scaled by a factor of two or more."""
+    least_spread: float = 0.0
+    """The same of a time that stays as it is."""
+    ratios: Path | None = None
+    """Folder of ratios that were fitted on published tables, which come before what the descriptions say."""
+    ratio_gemm: Positive = 1.0
+    """The `gemm` at which the ratios hold: another one changes them too."""
+    base: CrossDeviceScaling | None = None
+    """How times are scaled to the source itself, where that was not calibrated either."""
+
+    @property
+    def tables(self) -> RatioIndex | None:
+        """Published tables of the device; or of the source, where that is one with tables."""
+        return RatioIndex.of(self.ratios) or (self.base.tables if self.base else None)
+
+    @property
+    def root(self) -> Device:
+        """The device whose kernels were calibrated."""
+        return self.base.root if self.base else self.source
 
     @classmethod
     def between(
@@ -96,6 +120,8 @@ class CrossDeviceConstants:
     other_spread: Positive
     """`spread` on another maker's GPU."""
     provenance: str
+    neighbour_spread: Positive = 0.1
+    """Standard deviation of the logarithm of a time that is taken from the nearest GPU with published tables."""
 
     @classmethod
     def shipped(cls) -> CrossDeviceConstants:
@@ -123,7 +149,103 @@ def power_budget_pj(device: Device) -> float:
     return device.power_w * 1e6 / (device.process_nm * device.sms * device.lanes * device.clock_mhz)
 
 
-def uncalibrated_platform(device: Device, measured: Platform) -> Platform:
+@dataclass(frozen=True)
+class RatioTable:
+    """What the ratios of a kind of calls were fitted on."""
+
+    table: str
+    """The project, and its harness."""
+    rows: PositiveInt
+    against: str
+    """What times were divided by: the calibrated GPU's by the same harness, or by its kernel models."""
+    gmae: float
+    """Geometric mean of the relative error on layers that were held out; then the 90th percentile."""
+    p90: float
+    held: float
+    """Share of held-out rows in their ranges."""
+
+
+@dataclass(frozen=True)
+class RatioIndex:
+    """Published tables that a GPU's ratios were fitted on: ``ratios/index.json``."""
+
+    start: Positive
+    """How many times as long the shortest kernels take as on the calibrated GPU."""
+    kinds: dict[str, RatioTable]
+
+    @classmethod
+    def of(cls, folder: Path | None) -> RatioIndex | None:
+        """The index of a folder of ratios; None where there is none.
+
+        >>> RatioIndex.of(RATIOS / "h100").kinds["bf16"].gmae < 0.06
+        True
+        """
+        return read_as(cls, folder / RATIO_INDEX) if folder and (folder / RATIO_INDEX).is_file() else None
+
+
+def scaling_to(device: Device, measured: Platform, ratios: Path | None = None) -> CrossDeviceScaling:
+    """How times of a calibrated platform are scaled to a device: by published tables of it, or of the nearest GPU that
+    has some, or by descriptions.
+
+    >>> h200 = Platform.named("h200")
+    >>> scaling_to(Device.named("h100"), h200).base, scaling_to(Device.named("h100-pcie"), h200).source.name
+    (None, 'h100')
+    """
+    source, folder = measured.device, ratios or RATIOS / device.name
+    plain, index = CrossDeviceScaling.between(source, device), RatioIndex.of(folder)
+    if index:
+        return replace(plain, start=index.start, ratios=folder, ratio_gemm=plain.gemm)
+    near = nearest_with_tables(device, source)
+    if near is None:
+        return plain
+    base, known = scaling_to(near, measured), CrossDeviceConstants.shipped()
+    return replace(
+        plain,
+        source=near,
+        base=base,
+        start=near.clock_mhz / device.clock_mhz,
+        least_spread=known.neighbour_spread + known.spread * min(1.0, _unlikeness(near, device)),
+    )
+
+
+def nearest_with_tables(device: Device, source: Device) -> Device | None:
+    """The GPU with published tables whose Tensor Cores are most like a device's; None for the source itself.
+
+    Of those that multiply about as many bfloat16 numbers in a clock and SM, the most like it in size and bandwidth.
+
+    >>> h200 = Device.named("h200")
+    >>> [nearest_with_tables(Device.named(name), h200).name for name in ("b300", "rtx-pro-6000", "h100-pcie")]
+    ['b200', 'l40s', 'h100']
+    """
+    if BFLOAT16 not in device.peak_tflops:
+        return None
+    tables = [Device.named(path.parent.name) for path in sorted(RATIOS.glob(f"*/{RATIO_INDEX}"))]
+    alike = [
+        one
+        for one in (source, *tables)
+        if one.maker == device.maker
+        and BFLOAT16 in one.peak_tflops
+        and abs(math.log(_tensor_rate(one) / _tensor_rate(device))) < SAME_TENSOR_CORES
+    ]
+    best = min(alike, key=lambda one: _unlikeness(one, device), default=source)
+    return None if best is source else best
+
+
+def _tensor_rate(device: Device) -> float:
+    """Flops of bfloat16 that an SM does in a clock."""
+    return device.peak_tflops[BFLOAT16] * 1e6 / (device.sms * device.clock_mhz)
+
+
+def _unlikeness(one: Device, other: Device) -> float:
+    """How many times as fast, or as large, one device is as another in the mean, as a base-2 logarithm."""
+    parts = (
+        (device.sms * device.clock_mhz, device.memory_gbps, device.l2_mb, _tensor_rate(device))
+        for device in (one, other)
+    )
+    return sum(abs(math.log2(a / b)) for a, b in zip(*parts)) / 4
+
+
+def uncalibrated_platform(device: Device, measured: Platform, ratios: Path | None = None) -> Platform:
     """A device that was not calibrated, with the kernel models, scaled, and the host of a platform that was."""
     about = replace(
         measured.about,
@@ -144,7 +266,7 @@ def uncalibrated_platform(device: Device, measured: Platform) -> Platform:
         device=replace(device, measured=known),
         fabric=None,
         about=about,
-        cross_device=CrossDeviceScaling.between(measured.device, device),
+        cross_device=scaling_to(device, measured, ratios),
     )
 
 
@@ -203,6 +325,8 @@ def _with_scaled_device(platform: Platform, factors: Mapping[str, float]) -> Pla
         return platform
     clocks = platform.device.clock_mhz / device.clock_mhz
     scaling = platform.cross_device or CrossDeviceScaling(platform.device)
+    if scaling.ratios:  # which hold for the device as it is
+        scaling = replace(scaling, source=platform.device, base=scaling, ratios=None, start=1.0)
     return replace(
         platform,
         device=replace(device, matches=f"{device.matches}, scaled"),

@@ -5,6 +5,7 @@
 | ``platform.json`` | name, date, provenance and versions (`About`) |
 | ``device.json``, ``host.json``, ``fabric.json`` | the parts, as many as were measured |
 | ``models/`` | fitted kernel models |
+| ``ratios/`` | of a platform made of published tables: ratios to the calibrated GPU |
 | ``raw/`` | the measurements that the parts were fitted on (`foretrace.platform.measurements`) |
 """
 
@@ -28,6 +29,7 @@ FORMAT = "foretrace platform"
 VERSION = 3
 """Of all files but ``raw/``; it counts up when files or models of earlier versions can't be read any more."""
 ABOUT, DEVICE, HOST, FABRIC, MODELS, RAW = "platform.json", "device.json", "host.json", "fabric.json", "models", "raw"
+RATIOS = "ratios"
 INDEX = f"{MODELS}/index.json"
 """By kernel family: number of measurements, kind of model, errors on held-out calls."""
 EXACT = f"{MODELS}/exact.json.gz"

@@ -8,6 +8,7 @@ times scaled from the H200.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,18 @@ from typing import TYPE_CHECKING
 from foretrace.errors import ForetraceError, check_path
 from foretrace.platform.device import DEVICES, Device
 from foretrace.platform.host import Host
-from foretrace.platform.platform import ABOUT, Platform, read_about, read_fabric, read_host
+from foretrace.platform.platform import (
+    ABOUT,
+    DEVICE,
+    FABRIC,
+    HOST,
+    MODELS,
+    RATIOS,
+    Platform,
+    read_about,
+    read_fabric,
+    read_host,
+)
 
 if TYPE_CHECKING:
     from foretrace.platform.fabric import Fabric
@@ -86,12 +98,26 @@ def split_factors(on: str) -> tuple[str, dict[str, float]]:
 
 
 def _find(name: str, host: Host | None) -> Platform:
-    if not is_described_only(name):
-        return Platform.read(find_platform(name), host)
+    described = is_described_only(name)
+    folder = None if described else find_platform(name)
+    if folder and not is_imported(folder):
+        return Platform.read(folder, host)
     from foretrace.platform.hypothetical import uncalibrated_platform
 
-    device = Device.named(name) if name in device_files() else Device.read(Path(name))
-    return uncalibrated_platform(device, Platform.read(find_platform(REFERENCE), host))
+    reference = Platform.read(find_platform(REFERENCE), host)
+    if folder is None:
+        device = Device.named(name) if name in device_files() else Device.read(Path(name))
+        return uncalibrated_platform(device, reference)
+    about = read_about(folder)
+    made = uncalibrated_platform(Device.read(folder / DEVICE), reference, folder / RATIOS)
+    own_host = read_host(folder) if host is None and (folder / HOST).exists() else made.host
+    fabric = read_fabric(folder) if (folder / FABRIC).exists() else None
+    return replace(made, name=about.name, about=about, host=own_host, fabric=fabric)
+
+
+def is_imported(folder: Path) -> bool:
+    """Whether a platform was made of published tables alone."""
+    return (folder / RATIOS).is_dir() and not (folder / MODELS).is_dir()
 
 
 def _find_host(of: Platform | str | Path) -> Host:

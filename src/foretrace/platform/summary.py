@@ -17,12 +17,14 @@ from foretrace.files import read_bounded
 from foretrace.platform.device import Device
 from foretrace.platform.fabric import Fabric, fabrics
 from foretrace.platform.host import Host
+from foretrace.platform.hypothetical import RatioTable
 from foretrace.platform.platform import ABOUT, DEVICE, EXACT, FABRIC, HOST, INDEX, About, Platform, read_about
 from foretrace.platform.registry import (
     CPU,
     device_files,
     find_platform,
     is_described_only,
+    is_imported,
     load_platform,
     platform_folders,
     split_factors,
@@ -69,14 +71,16 @@ class Summary:
     """Number of exactly timed calls."""
     scaled_from: str | None = None
     """The device that kernel times are scaled from."""
+    tables: dict[str, RatioTable] = field(default_factory=dict)
+    """By kind of calls, the published tables that its times are fitted on."""
 
     @classmethod
     def named(cls, name: str | Path) -> Summary:
         """Of a platform by name or folder, as in `foretrace.platform.registry.load_platform`."""
         base, factors = split_factors(str(name))
-        if factors or is_described_only(base):
+        folder = None if is_described_only(base) else find_platform(base)
+        if factors or folder is None or is_imported(folder):
             return cls.of(load_platform(name))
-        folder = find_platform(name)
         about = read_about(folder)
         device, host, fabric, exact = (folder / part for part in (DEVICE, HOST, FABRIC, EXACT))
         return cls(
@@ -92,9 +96,12 @@ class Summary:
     @classmethod
     def of(cls, platform: Platform) -> Summary:
         """Of a hypothetical platform."""
-        scaled_from = platform.cross_device.source.name if platform.cross_device else None
+        scaling = platform.cross_device
+        scaled_from = scaling.source.name if scaling else None
+        index = scaling.tables if scaling else None
         parts = platform.device, platform.host, platform.fabric
-        return cls(platform.about, platform.name, platform.folder, *parts, scaled_from=scaled_from)
+        tables = index.kinds if index else {}
+        return cls(platform.about, platform.name, platform.folder, *parts, scaled_from=scaled_from, tables=tables)
 
     def to_dict(self) -> Fields:
         """The fields of its JSON; null for a part that was not measured."""
@@ -111,6 +118,7 @@ class Summary:
             "families": family_fields(index) if index.exists() else {},
             "exact": self.exact,
             "carried_from": self.scaled_from,
+            "tables": {kind: asdict(table) for kind, table in self.tables.items()},
         }
 
 

@@ -23,7 +23,7 @@ def choose_fabric(
     """The fabric of a job, and notes on it: the one named, the platform's own, or the shipped one that fits best.
 
     >>> choose_fabric(None, None, "NVIDIA H200", 8, None)[0].name
-    'h200-nvswitch'
+    'h200-8x'
     """
     if named is not None:
         from foretrace.platform.registry import find_fabric

@@ -27,6 +27,8 @@ def platform_blocks(summary: Document, top: int | None) -> Blocks:
     yield fact_lines(f"{fields['name']}: {fields['provenance']}", _headline(fields))
     if fields["device"]:
         yield _rates(fields["device"])
+    if fields["tables"]:
+        yield _tables(fields["tables"])
     if fields["families"]:
         yield _families(fields["families"])
     if fields["host"]:
@@ -61,6 +63,26 @@ def _headline(fields: Fields) -> Iterator[Fact]:
         yield from _links(fields["fabric"]["links"]) if fields["fabric"]["links"] else ()
     else:
         yield "fabric", "none", "nothing was measured between ranks"
+
+
+KINDS = {
+    "bf16": "GEMMs, 16-bit floats",
+    "fp8": "GEMMs, 8-bit floats",
+    "grouped": "grouped GEMMs",
+    "attention": "attention",
+    "flash": "FlashAttention 2",
+}
+
+
+def _tables(tables: Fields) -> RenderableType:
+    """Published tables by kind of calls; all other calls are scaled by the descriptions of the two GPUs."""
+    rows = [
+        (KINDS.get(kind, kind), found["table"], found["against"], f"{found['rows']:,}", percent(found["gmae"]),
+         percent(found["p90"]), percent(found["held"]))
+        for kind, found in tables.items()
+    ]  # fmt: skip
+    heads = ("<calls", "<published by", "<divided by", "rows", "error", "90 % within", "in range")
+    return table("fitted on published tables; errors on layers that were held out", heads, rows)
 
 
 def _device(device: Fields) -> str:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -108,6 +109,7 @@ def test_measured_shapes_keep_their_times_where_links_are_known():
 
 def test_what_is_extrapolated_by_links_has_a_wider_range():
     h100 = Fabric.named("h100-8x")
+    h100 = replace(h100, curves=tuple(one for one in h100.curves if (one.kind, one.ranks) == ("all_reduce", 8)))
     measured, other_ranks, other_kind = (
         predict(h100, kind, 2**26, ranks) for kind, ranks in (("all_reduce", 8), ("all_reduce", 4), ("all_gather", 8))
     )
@@ -116,6 +118,8 @@ def test_what_is_extrapolated_by_links_has_a_wider_range():
 
 def test_sizes_below_those_measured_follow_the_links_with_a_wider_range():
     a100 = Fabric.named("a100-8x-nvswitch")
+    large = tuple(replace(one, knots=tuple(knot for knot in one.knots if knot[0] >= 2**22)) for one in a100.curves)
+    a100 = replace(a100, curves=tuple(one for one in large if one.knots))
     smallest = int(min(curve.knots[0][0] for curve in a100.curves if curve.kind == "all_to_all"))
     least, tiny = predict(a100, "all_to_all", smallest, 8), predict(a100, "all_to_all", 64, 8)
     assert tiny.typical < least.typical / 2

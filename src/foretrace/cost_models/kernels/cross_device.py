@@ -9,6 +9,7 @@ cache holds, and chains of dependent loads, which no bandwidth shortens.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -19,10 +20,12 @@ from foretrace.cost_models.kernels.families import FAMILIES, context_of, family_
 from foretrace.cost_models.kernels.families.attention import on_device
 from foretrace.cost_models.kernels.families.lookups import index_statistics
 from foretrace.cost_models.kernels.family import TENSOR_CORE_FAMILIES
-from foretrace.cost_models.kernels.pricing import USABLE_SHARE
+from foretrace.cost_models.kernels.pricing import USABLE_SHARE, KernelCosts
+from foretrace.cost_models.kernels.ratios import ratios_of
 from foretrace.cost_models.kernels.roofline import LATENCY_US, Work, work_of
 from foretrace.graph import Graph, Indices, Op, Tf32
 from foretrace.graph.op import signature
+from foretrace.graph.tables import SIGMAS_TO_P90
 from foretrace.platform.device import Device
 from foretrace.platform.hypothetical import CrossDeviceScaling
 from foretrace.platform.platform import Platform
@@ -83,13 +86,53 @@ def achieved_rates(device: Device, rate: str, scaling: CrossDeviceScaling | None
     For a device that was not calibrated, published rates are used where there are some; else it is taken to achieve the
     same shares of its peaks as the measured one. Either is corrected by its `CrossDeviceScaling`.
     """
-    known = scaling.source if scaling else device
+    known = scaling.root if scaling else device
     plain = scaling.no_tensor_cores if scaling and rate in CUDA_CORE_DTYPES else 1.0
-    share = known.measured.tflops.get(rate, known.peak(rate)) / known.peak(rate)
+    like = scaling.source if scaling and rate in scaling.source.measured.tflops else known
+    share = like.measured.tflops.get(rate, like.peak(rate)) / like.peak(rate)
     tflops = device.measured.tflops.get(rate, plain * share * device.peak(rate))
     share = (known.measured.memory_gbps or known.memory_gbps) / known.memory_gbps
     gbps = device.measured.memory_gbps or share * device.memory_gbps
     return (tflops * scaling.gemm, gbps * scaling.memory) if scaling else (tflops, gbps)
+
+
+@dataclass(frozen=True)
+class ScaledCalls:
+    """Calls whose kernels were priced on the calibrated device, to be scaled to another one."""
+
+    ops: Sequence[Op]
+    indices: Sequence[Indices]
+    tf32: Tf32
+    warm: Floats
+    """For each the share of its data that the cache holds."""
+
+    def scale(self, costs: KernelCosts, start_us: float, device: Device, scaling: CrossDeviceScaling) -> KernelCosts:
+        """The same kernels on a device, with wider ranges; by the ratios of published tables where there are some."""
+        if scaling.base:
+            costs = self.scale(costs, start_us, scaling.source, scaling.base)
+            start_us *= scaling.base.start
+        work = np.bincount(costs.op, np.maximum(costs.typical - start_us, 0.0), len(self.ops)).astype(np.float64)
+        factor = scale_factors(self.ops, work, self.indices, self.tf32, self.warm, device, scaling)[costs.op]
+        low, typical, high = (scaled_us(us, factor, start_us, scaling) for us in (costs.low, costs.typical, costs.high))
+        wider = np.exp(SIGMAS_TO_P90 * scaling_spread(factor, scaling))
+        scaled = replace(costs, low=low / wider, typical=typical, high=high * wider)
+        return self._by_ratios(scaled, costs, device, scaling) if scaling.ratios else scaled
+
+    def _by_ratios(
+        self, scaled: KernelCosts, costs: KernelCosts, device: Device, scaling: CrossDeviceScaling
+    ) -> KernelCosts:
+        """Calls that published tables know: their times on the calibrated device, times the ratio."""
+        assert scaling.ratios
+        known, kept = ratios_of(self.ops, scaling.ratios, device), scaling.ratio_gemm / scaling.gemm
+        number = np.full(len(self.ops), -1)
+        number[known.place] = np.arange(len(known.place))
+        rows = np.flatnonzero(number[costs.op] >= 0)
+        which, us = number[costs.op[rows]], costs.typical[rows]
+        result = replace(scaled, **{name: getattr(scaled, name).copy() for name in ("low", "typical", "high")})
+        result.typical[rows] = us * known.ratio[which] * kept
+        result.low[rows] = result.typical[rows] * np.minimum(costs.low[rows] / us, np.exp(known.low[which]))
+        result.high[rows] = result.typical[rows] * np.maximum(costs.high[rows] / us, np.exp(known.high[which]))
+        return result
 
 
 def scale_factors(
@@ -128,7 +171,7 @@ def _scale_factor(
     parts: Sequence[RooflinePair], us: float, warm: float, device: Device, scaling: CrossDeviceScaling
 ) -> float:
     """The factor of a call of some parts, which share its time in proportion to their rooflines."""
-    roofs = [part.measured.us(scaling.source, warm) for part in parts]
+    roofs = [part.measured.us(scaling.source, warm, scaling.base) for part in parts]
     whole = sum(roofs)
     shares = [roof / whole if whole else 1 / len(roofs) for roof in roofs]
     return sum(scaled_work_us(us * share, part, warm, device, scaling) for share, part in zip(shares, parts)) / us
@@ -140,7 +183,8 @@ def scaled_work_us(us: float, call: RooflinePair, warm: float, device: Device, s
     What it takes beyond its roofline waits for the SMs themselves, for indices, branches and tile edges: that part
     changes as their number and their clock do.
     """
-    roof, new_roof = call.measured.us(scaling.source, warm), call.other.us(device, warm, scaling)
+    roof = call.measured.us(scaling.source, warm, scaling.base)
+    new_roof = call.other.us(device, warm, scaling)
     if us <= roof or not roof:
         return us * new_roof / roof if roof else us
     busy = (us**SHARPNESS - roof**SHARPNESS) ** (1 / SHARPNESS)
@@ -165,15 +209,15 @@ def scaling_spread(factor: Floats, scaling: CrossDeviceScaling) -> Floats:
     >>> scaling_spread(np.array([1.0, 2.0, 0.1]), CrossDeviceScaling(Device.named("h200"), spread=0.2)).tolist()
     [0.0, 0.2, 0.2]
     """
-    return np.asarray(scaling.spread * np.minimum(np.abs(np.log2(factor)), 1.0))
+    return np.asarray(np.maximum(scaling.least_spread, scaling.spread * np.minimum(np.abs(np.log2(factor)), 1.0)))
 
 
 def scaling_notes(calls: Graph, platform: Platform) -> list[str]:
     """Notes for the reader on scaled kernel times; none where the platform's device was calibrated.
 
     >>> from foretrace.graph import OpTable
-    >>> scaling_notes(Graph(OpTable.of([])), Platform.named("h100"))
-    ['h100 was not calibrated: kernel times are scaled from h200']
+    >>> scaling_notes(Graph(OpTable.of([])), Platform.named("v100"))
+    ['v100 was not calibrated: kernel times are scaled from h200']
     """
     scaling, device = platform.cross_device, platform.device
     if scaling is None:
@@ -184,6 +228,11 @@ def scaling_notes(calls: Graph, platform: Platform) -> list[str]:
         notes = [f"{platform.name} was not calibrated: kernel times are scaled from {scaling.source.name}"]
     if any(on_device(op, device.attention) is not op for op in calls.ops):
         notes.append(f"attention of cuDNN is priced as {device.attention}, PyTorch's default on {device.name}")
+    index = scaling.tables
+    if index:
+        whose = device.name if scaling.ratios else scaling.source.name
+        sources = ", ".join(sorted({kind.table for kind in index.kinds.values()}))
+        notes.append(f"GEMMs and attention of {whose} are fitted on published tables: {sources}")
     used = {tensor.dtype for op in calls.ops if op.name in TENSOR_CORE_OPS for tensor in op.tensors}
     lacking = sorted(used & scaling.source.peak_tflops.keys() - device.peak_tflops.keys())
     if lacking:

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,12 +28,8 @@ from foretrace.errors import ForetraceError
 from foretrace.graph import Graph, Indices, Op, Tf32
 from foretrace.graph.op import signature
 from foretrace.graph.operators import launches_nothing
-from foretrace.graph.tables import SIGMAS_TO_P90
 from foretrace.platform.device import Device
 from foretrace.platform.platform import Platform
-
-if TYPE_CHECKING:
-    from foretrace.platform.hypothetical import CrossDeviceScaling
 
 MEASURED, MODEL, FALLBACK, EXTRAPOLATED = range(4)
 """Sources of a kernel's time; the last is a model asked about a call unlike those it was fitted on, or like those of
@@ -89,14 +85,11 @@ def price_kernels(graph: Graph, rows: NDArray[np.int32], platform: Platform) -> 
     warm = l2_residency(calls, device.l2_mb * 1e6)
     timed = _timed_calls(graph, rows, ops, platform)
     timed = [timed[place] for place in working]
-    costs = _priced(calls, known, graph.tf32, scaling.source if scaling else device, models, warm, timed)
+    costs = _priced(calls, known, graph.tf32, scaling.root if scaling else device, models, warm, timed)
     if scaling:
-        from foretrace.cost_models.kernels.cross_device import scale_factors
+        from foretrace.cost_models.kernels.cross_device import ScaledCalls
 
-        start = models.fallback.start_us
-        work = np.bincount(costs.op, np.maximum(costs.typical - start, 0.0), len(calls)).astype(np.float64)
-        factor = scale_factors(calls, work, known, graph.tf32, warm, device, scaling)
-        costs = _scaled(costs, factor[costs.op], start, scaling)
+        costs = ScaledCalls(calls, known, graph.tf32, warm).scale(costs, models.fallback.start_us, device, scaling)
     # A CPU does a call itself: there are no kernels whose names would tell more than the call's.
     names = [calls[place].name for place in costs.op.tolist()] if kind == "cpu" else costs.name
     return replace(costs, op=row_of[costs.op], name=names)
@@ -303,15 +296,6 @@ def _by_model(
         high=high[call] * share,
         source=np.where(known, MODEL, FALLBACK if method.guess else EXTRAPOLATED)[call],
     )
-
-
-def _scaled(costs: KernelCosts, factor: Floats, start_us: float, scaling: CrossDeviceScaling) -> KernelCosts:
-    """The same kernels on the device that times are scaled to, with a wider range."""
-    from foretrace.cost_models.kernels.cross_device import scaled_us, scaling_spread
-
-    low, typical, high = (scaled_us(us, factor, start_us, scaling) for us in (costs.low, costs.typical, costs.high))
-    wider = np.exp(SIGMAS_TO_P90 * scaling_spread(factor, scaling))
-    return replace(costs, low=low / wider, typical=typical, high=high * wider)
 
 
 def _in_order(parts: Sequence[KernelCosts]) -> KernelCosts:

@@ -50,7 +50,7 @@ class Gemm(Family):
         tensors = op.tensors
         first = 1 if op.name in ADDING else 0
         a, b = tensors[first], tensors[first + 1]
-        batch, m, n, k = _sizes(a, b)
+        batch, m, n, k = product_sizes(a, b)
         groups = tensors[2].numel if op.name == "aten::_grouped_mm" and len(tensors) > 2 else 0
         rate = "tf32" if a.dtype == "float32" and context.tf32 else a.dtype
         rate = EQUAL_RATE.get(rate, rate)
@@ -120,7 +120,7 @@ class Gemm(Family):
         return Case(Op(f"aten::{name}", (a, b), overload="default"), tf32=tf32)
 
 
-def _sizes(a: Tensor, b: Tensor) -> tuple[int, int, int, int]:
+def product_sizes(a: Tensor, b: Tensor) -> tuple[int, int, int, int]:
     """Batch, m, n and k; an empty dimension counts as one."""
     batch = a.shape[0] if len(a.shape) == 3 and len(b.shape) == 3 else 1
     m, k = a.shape[-2:] if len(a.shape) > 1 else (1, a.numel)
