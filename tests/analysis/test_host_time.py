@@ -1,8 +1,10 @@
 """Host time cut into T1 to T5."""
 
+import numpy as np
+
 from foretrace.analysis.host_time import KINDS, Segments, host_segments
-from foretrace.graph import Graph, Op, OpTable
-from foretrace.graph.tables import ANNOTATION, COPY, MODULE, NODE
+from foretrace.graph import Graph, Names, Op, OpTable
+from foretrace.graph.tables import ANNOTATION, COPY, MODULE, NODE, ActivityTable
 from tests.analysis.builders import AUTOGRAD, MAIN, Call, launch, rank, sync
 
 
@@ -100,3 +102,12 @@ def test_threads_that_work_at_the_same_time_do_not_wait_for_each_other() -> None
 
 def test_ops_that_nobody_timed_give_no_segments() -> None:
     assert len(host_segments(Graph(OpTable.of([Op("aten::mm"), Op("aten::relu")])))) == 0
+
+
+def test_activities_that_take_no_time_on_a_thread_of_a_higher_number_are_no_bug() -> None:
+    graph = Graph(OpTable.of([]))
+    row, none = np.zeros(1, np.int32), np.zeros(1)
+    graph.activities = ActivityTable(
+        name=row, start=none, end=none, thread=row + 3, kind=np.full(1, ANNOTATION, np.int8), names=Names(["step"])
+    )
+    assert set(host_segments(graph).thread.tolist()) <= {3}

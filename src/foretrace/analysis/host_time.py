@@ -36,7 +36,19 @@ from foretrace.analysis.activities import (
 )
 from foretrace.analysis.report import HostOverhead
 from foretrace.graph import Graph
-from foretrace.graph.tables import CALL, COPY, LAUNCH, CallTable, Floats, Ints, Longs, OpTable, Small, distinct
+from foretrace.graph.tables import (
+    CALL,
+    COPY,
+    LAUNCH,
+    ActivityTable,
+    CallTable,
+    Floats,
+    Ints,
+    Longs,
+    OpTable,
+    Small,
+    distinct,
+)
 from foretrace.graph.tables import SYNC as SYNC_CALL
 from foretrace.simulation.task_graph import SYNC, T1, T2, T3, T4, T5, merged, outermost, previous_on_lane
 
@@ -130,8 +142,7 @@ def _around_calls(graph: Graph, threads: list[_Thread]) -> list[Segments]:
     ops, names = graph.ops, {span.name for span in graph.steps}
     if not threads and len(graph.activities):
         does = graph.activities
-        thread = int(np.bincount(does.thread, does.end - does.start).argmax())
-        mine = does.thread == thread
+        mine = does.thread == (thread := _busiest(does))
         return [_segments(thread, does.start[mine].min(keepdims=True), does.end[mine].max(keepdims=True), T1, -1)]
     if len(graph.steps) == 1:
         (span,) = graph.steps
@@ -142,8 +153,7 @@ def _around_calls(graph: Graph, threads: list[_Thread]) -> list[Segments]:
         known = graph.activities.rows(np.isin(graph.activities.thread, [one.id for one in threads]))
         if names or not len(known):
             return []
-        ours = distinct(known.thread)
-        thread = int(ours[np.bincount(known.thread, known.end - known.start)[ours].argmax()])
+        thread = _busiest(known)
         begin, end = float(known.start[known.thread == thread].min()), float(known.end[known.thread == thread].max())
     main = next((one for one in threads if one.id == thread), None)
     if main is None or not len(main.busy.start):
@@ -152,6 +162,12 @@ def _around_calls(graph: Graph, threads: list[_Thread]) -> list[Segments]:
     last = main.busy.end.max()
     tail = _segments(thread, np.array([last]), np.array([end]), T1, -1)
     return [piece.rows(piece.end > piece.start) for piece in (head, tail)]
+
+
+def _busiest(activities: ActivityTable) -> int:
+    """The thread whose activities take longest."""
+    threads = distinct(activities.thread)
+    return int(threads[np.bincount(activities.thread, activities.end - activities.start)[threads].argmax()])
 
 
 def _with_causes(graph: Graph, segments: Segments) -> Segments:
