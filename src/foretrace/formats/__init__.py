@@ -1,8 +1,8 @@
 """Readers and writers of the trace formats of other tools, each a module or a package.
 
-A reader is a function from a path to a `Graph`, the step of one rank; a writer takes a `Job`. `load_traces` recognises
-files by their content, reads ranks in parallel, joins the profiler trace and the execution trace of a rank (``join``)
-and aligns the ranks (``ranks``).
+A reader is a function from a path to a `Graph`, the steps of one rank, or a list of them for a file of several; a
+writer takes a `Job`. `load_traces` recognises files by their content, reads ranks in parallel, joins the profiler trace
+and the execution trace of a rank (``join``) and aligns the ranks (``ranks``).
 
 To add a trace format: write ``formats/<name>.py`` (or a package) with a reader, add one entry to `FORMATS` in ``load``
 that says how its files are recognised and what reads them, and test it in ``tests/formats/test_<name>.py``. Shared by

@@ -44,7 +44,7 @@ LONG_FUNCTION_US = 100
 
 
 _DEVICE_PROCESS = re.compile(
-    r"(?i)/device:|\b(gpu|cuda|hip|xpu|npu|hpu|tpu|mtia|mlu|musa|gaudi|ascend)\b(?!.*overhead)", re.ASCII
+    r"(?i)/device:(?!cpu)|\b(gpu|cuda|hip|xpu|npu|hpu|tpu|mtia|mlu|musa|gaudi|ascend)\b(?!.*overhead)", re.ASCII
 )
 
 
