@@ -35,9 +35,10 @@ def split_processes(columns: Columns) -> tuple[list[Columns], list[str]]:
     if len(hosts) < 2:
         return [columns], []
     groups = _labelled(hosts, pids, columns) or _launching(hosts, pids, columns)
-    if len(groups) < 2:
-        alone = not groups and f"{MERGED}which of {len(hosts)} processes launched what is unknown"
-        return [columns], [alone] if alone else []
+    if not groups:
+        return [columns], [f"{MERGED}which of {len(hosts)} processes launched what is unknown"]
+    if len(groups) == 1:
+        return [columns], []
     return [_only(columns, pids, *group) for group in groups], []
 
 
@@ -56,7 +57,7 @@ def as_ranks(graphs: list[Graph]) -> list[Graph]:
 
 
 def _labelled(hosts: list[Any], pids: list[Any], columns: Columns) -> list[Group]:
-    """Processes and devices by the label before their numbers; none where a number has no label."""
+    """Processes and devices by the label before their numbers; none where one has no label, or all have the same."""
     groups: dict[str, Group] = defaultdict(lambda: (set(), set()))
     for place, numbers in enumerate((pids, list(columns.device_pids))):
         for pid in numbers:
@@ -64,6 +65,7 @@ def _labelled(hosts: list[Any], pids: list[Any], columns: Columns) -> list[Group
                 return []
             groups[label[1]][place].add(pid)
     found = [group for group in groups.values() if group[0].intersection(hosts)]
+    found = found if len(found) > 1 else []
     return sorted(found, key=lambda group: [int(n) for n in _NUMBER.findall(min(map(str, group[0])))])
 
 
@@ -74,8 +76,9 @@ def _launching(hosts: list[Any], pids: list[Any], columns: Columns) -> list[Grou
     ids = [distinct(columns.calls["correlation"][process == place]) for place in range(len(hosts))]
     for pid, code in columns.device_pids.items():
         correlation = columns.device["correlation"][columns.device["process"] == code]
-        shares = [float(np.isin(correlation[correlation != 0], some).mean()) for some in ids]
-        launched = [host for host, share in zip(hosts, shares) if share > LAUNCHED]
+        correlation = correlation[correlation != 0]
+        counts = [int(np.isin(correlation, some).sum()) for some in ids]
+        launched = [host for host, count in zip(hosts, counts) if count > LAUNCHED * len(correlation)]
         if len(launched) != 1:
             return []
         groups[launched[0]][1].add(pid)
