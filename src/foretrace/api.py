@@ -417,6 +417,8 @@ def on_platform(
     """A loaded job on a loaded platform; the rest is as in `predict`."""
     from foretrace.prediction.predict import predict_on_platform
 
+    if len(job.graphs) > 1:
+        job = _for_device(job, where.device.kind)
     if world is not None:
         from foretrace.prediction.scaling import at_world_resharded
 
@@ -513,7 +515,8 @@ def read(what: str | Path, device: str = "cuda", world: int | None = None, compi
     """
     script = script_of(what)
     if script is None:
-        return _for_device(load(what), device)
+        job = load(what)
+        return _for_device(job, device) if job.world == len(job.graphs) == 1 else job
     script = script._replace(compile=compile)
     from foretrace.record.script import sketch_command  # here, since it brings torch
 
@@ -522,12 +525,12 @@ def read(what: str | Path, device: str = "cuda", world: int | None = None, compi
 
 
 def _for_device(job: Job, device: str) -> Job:
-    """A job as it is; the one rank of a recording of a CPU that is asked for on a GPU, with its tensors there."""
-    if device == "cpu" or job.world > 1 or len(job.graphs) != 1 or len(job.graphs[0].kernels):
+    """A job as it is; a recording of CPUs that is asked for on GPUs, with its tensors there."""
+    if device == "cpu" or any(len(graph.kernels) for graph in job.graphs):
         return job
     from foretrace.transforms.to_gpu import lies_on_host, on_gpu
 
-    return replace(job, graphs=[on_gpu(job.graphs[0])]) if lies_on_host(job.graphs[0]) else job
+    return replace(job, graphs=[*map(on_gpu, job.graphs)]) if all(map(lies_on_host, job.graphs)) else job
 
 
 def script_of(what: str | Path) -> Script | None:

@@ -37,6 +37,13 @@ def test_calls_inside_calls_are_part_of_the_outermost_one() -> None:
     assert set(segments.op.tolist()) == {0}
 
 
+def test_activities_of_no_length_on_a_thread_without_calls_are_cut_too() -> None:
+    one = np.array([5.0])
+    names = Names(["a"])
+    does = ActivityTable(np.zeros(1, np.int32), one, one, np.full(1, 3, np.int32), np.zeros(1, np.int8), names)
+    assert len(host_segments(Graph(OpTable.of([]), activities=does))) <= 1
+
+
 def test_nodes_annotations_and_modules_are_no_calls() -> None:
     around = [
         Call("step", 0, 30, kind=ANNOTATION),

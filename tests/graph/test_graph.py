@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from foretrace.graph import CallTable, Collective, Graph, Job, KernelTable, Names, Op, OpTable, Span
+from foretrace.graph import CallTable, Collective, Graph, Indices, Job, KernelTable, Names, Op, OpTable, Span
 from foretrace.graph.tables import COLLECTIVE, COMPUTE, LAUNCH
 
 
@@ -60,6 +62,12 @@ def test_cutting_drops_what_belongs_to_another_step() -> None:
     first = step_of_two_launches().between(0.0, 90.0)
     assert first.collectives == []
     assert [first.kernels.names[code] for code in first.kernels.name] == ["gemm"]
+
+
+def test_cutting_keeps_the_ids_of_the_lookups_in_the_stretch() -> None:
+    ids = [Indices(op, rows=9, count=4, unique=2, bags=1, reuse=(1, 1)) for op in (0, 1)]
+    second = replace(step_of_two_launches(), indices=ids).between(90.0, 200.0)
+    assert [found.op for found in second.indices] == [0]
 
 
 def test_moving_keeps_wall_clock_times() -> None:

@@ -43,6 +43,7 @@ def test_what_is_written_is_read(tmp_path):
         ({"wear": "much"}, "the field 'wear' holds 'much'; it should be a number"),
         ({"wear": -1.0}, "the field 'wear' holds -1.0; it should be finite and not negative"),
         ({"wear": 10**400}, "the field 'wear' holds 1000"),
+        ({"wear": 1e300}, "the field 'wear' holds 1e+300; it should be at most 9,007,"),
         ({"teeth": 10**30}, "the field 'teeth' holds 1000000000000000000000000000000; it should be at most 9,007,"),
         ({"spokes": {}}, "the field 'spokes' holds {}; it should be a list"),
         ({"spokes": [3]}, "the field 'spokes[0]' holds 3; it should be an object"),

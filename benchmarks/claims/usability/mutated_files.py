@@ -197,8 +197,13 @@ def run_some(numbers: range, seed: int, names: tuple[str, ...], kept: Path | Non
                 print(number, name, ended, flush=True)
                 if kept:
                     shutil.copytree(scratch, kept / f"{number}-{name}", dirs_exist_ok=True, symlinks=True)
-        found.append((name, ended, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024))
+        found.append((name, ended, peak_memory()))
     return found
+
+
+def peak_memory() -> int:
+    """Bytes of this process, or of the largest one it started, at their peak."""
+    return 1024 * max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 
 
 def all_of(count: int, seed: int, names: tuple[str, ...], workers: int, kept: Path | None) -> Iterator[Any]:
@@ -224,17 +229,26 @@ def main() -> int:
     options = parser.parse_args()
     names = (options.only,) if options.only else tuple(READERS)
     ends, most = {name: Counter[str]() for name in names}, 0
-    for name, ended, memory in all_of(options.count, options.seed, names, options.workers, options.keep):
+    every = all_of(options.count, options.seed, names, options.workers, options.keep)
+    for number, (name, ended, memory) in enumerate(every):
+        if memory > MOST_BYTES >= most:
+            print(number, name, "took 4 GiB", flush=True)
         ends[name][ended] += 1
         most = max(most, memory)
+        if number % 1000 == 999:
+            print(f"{number + 1} read, peak memory {most / 2**30:.2f} GiB", flush=True)
     kinds = ("report", "refused", "bug", "hang")
     rows = [{"files": name, "copies": c.total(), **{kind: c[kind] for kind in kinds}} for name, c in ends.items()]
     total = sum(ends.values(), Counter[str]())
     whole = {"files": "all", "copies": total.total(), **{kind: total[kind] for kind in kinds}}
-    print(f"peak memory {most / 2**30:.2f} GiB")
+    whole["peak GiB"] = round(most / 2**30, 2)
     bad = total["bug"] + total["hang"]
     if not options.only:
-        keep("mutated_files", [*rows, whole], verdict=f"{bad} end badly" if bad else None)
+        keep(
+            "mutated_files",
+            [*({**row, "peak GiB": None} for row in rows), whole],
+            verdict=f"{bad} end badly" if bad else None,
+        )
     return int(bool(bad) or most > MOST_BYTES)
 
 

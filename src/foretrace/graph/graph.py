@@ -341,6 +341,7 @@ class Graph:
             calls=call_table,
             kernels=kernel_table,
             collectives=collectives,
+            indices=[replace(seen, op=int(new_op[seen.op])) for seen in self.indices if ops[seen.op]],
             storages=StorageTable.of(self.storages).within(ops) if self.storages else {},
             steps=[s for s in self.steps if start <= s.start < end],
             allocated=tuple((t, n) for t, n in self.allocated if start <= t < end),

@@ -24,7 +24,7 @@ Positive = Annotated[float, "above 0"]
 """A number that something is divided by."""
 PositiveInt = Annotated[int, "above 0"]
 LARGEST = 2**53
-"""JSON has whole numbers of any size; arrays do not."""
+"""JSON has numbers of any size, arrays and products of them do not; no machine has more of anything."""
 MAX_FILE_BYTES = 64 << 20
 """The largest shipped file, a host, has 32 kB."""
 MAX_TIMED_BYTES = 512 << 20
@@ -143,7 +143,7 @@ def _number(kind: Any, value: Any, where: str) -> Any:
         raise _wrong(where, value, "a whole number" if kind is int else "a number")
     if not 0 <= value < math.inf:  # NaN is neither
         raise _wrong(where, value, "finite and not negative")
-    if isinstance(value, int) and value > LARGEST:
+    if value > LARGEST:
         raise _wrong(where, value, f"at most {LARGEST:,}")
     return value
 
