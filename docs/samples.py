@@ -1,8 +1,8 @@
-"""Write what the samples of all pages print today: python docs/samples.py TRACES…
+"""Write what the samples of all pages print today: python docs/samples.py [TRACES…]
 
 A sample is a command after a dollar sign and the beginning of what it prints; a line with nothing but … stands for what
-is cut. Commands run in a folder that holds the examples and whatever lies in the folders TRACES. Those that need
-something else, as a recording of yours, stay as they are.
+is cut. Commands run in a folder that holds the examples, the fabric ``gloo`` that a page makes of one of them, and whatever
+lies in the folders TRACES. Those that need something else, as a recording of yours, stay as they are.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 SAMPLE = re.compile(r"(?P<indent> *)\$ (?P<command>foretrace .*)")
+FABRIC = "foretrace platform fabric --from examples/dlrm-4-ranks --out gloo"
 CUT = "…"
 WIDTH = 112
 """Of a terminal whose lines still fit into a page."""
@@ -29,6 +30,7 @@ def main(*traces: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for found in (ROOT / "examples", *(path for root in traces for path in Path(root).resolve().iterdir())):
             (Path(folder) / found.name).symlink_to(found)
+        _printed(FABRIC, Path(folder))
         for page in PAGES:
             before = page.read_text()
             page.write_text("\n".join(_with_samples(before.splitlines(), Path(folder))) + "\n")

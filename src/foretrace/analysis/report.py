@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from foretrace.simulation.task_graph import TaskGraph, Timeline
 
 
+OWN_MACHINE = "its own machine"
+"""The platform of a profiled job that is predicted where it ran."""
 LATENCY, QUEUED, NO_EVENT = "latency", "queued", "no event"
 """Causes of idle time: from a launch to its start; work that was launched and does not start; a host of
 which nothing is recorded."""

@@ -51,7 +51,7 @@ def foretrace(
         bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Record one training step, read anyone's trace, and see where the time goes."""
+    """See where the time of a training step goes, and predict the step on other machines."""
 
 
 def make_app(subcommands: Iterable[str]) -> typer.Typer:

@@ -24,7 +24,7 @@ from foretrace.cli.options import (
 
 
 def benchmark(
-    what: Annotated[str, typer.Argument(metavar="RECORDING", help="A recording, or others' traces.")],
+    what: Annotated[str, typer.Argument(metavar="RECORDING", help="A recording, or traces of other tools.")],
     out: Annotated[Path, typer.Option(help="Folder for the benchmark; must not be there yet.")],
     phase: Phase = None,
     first: First = None,

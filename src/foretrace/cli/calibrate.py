@@ -69,7 +69,7 @@ def calibrate(
     tables: Annotated[Path | None, typer.Argument(metavar="DIR", help="With import: the folder of the tables.")] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="The platform's folder; measurements in it are continued. Of cpu it may be left out."),
+        typer.Option(help="Folder of the platform; measurements in it are continued. Optional for cpu."),
     ] = None,
     minutes: Annotated[
         float | None,
@@ -87,9 +87,9 @@ def calibrate(
         str | None,
         typer.Option("--for", metavar="WHAT", help="Measure exactly the calls of a recording, a trace or a script."),
     ] = None,
-    on: Annotated[str | None, typer.Option(help="The device, like cuda:1 or cpu; the first GPU unless given.")] = None,
+    on: Annotated[str | None, typer.Option(help="The device, like cuda:1 or cpu; default: the first GPU.")] = None,
     raw: Annotated[
-        Path | None, typer.Option(help="With fit: the folder of the measurements, if not the platform's own.")
+        Path | None, typer.Option(help="For fit: folder of the measurements, if not in the platform's own.")
     ] = None,
     source: Annotated[Tables | None, typer.Option("--from", help="With import: who published the tables.")] = None,
     gpu: Annotated[

@@ -25,7 +25,7 @@ What = Annotated[
     list[str],
     typer.Argument(
         metavar="WHAT",
-        help="A recording, a trace, a script with a make_step function, or after -- the command that starts a script.",
+        help="A recording; a trace; a script with make_step; or, after --, the command that starts a script.",
     ),
 ]
 
@@ -43,26 +43,28 @@ def platform_names(incomplete: str) -> list[str]:
 
 
 Platform = Annotated[
-    str, typer.Option(help="The platform: its name, its folder, or a GPU's file.", autocompletion=platform_names)
+    str, typer.Option(help="Platform: name, folder, or a GPU's file.", autocompletion=platform_names)
 ]
 Step = Annotated[str | None, typer.Option(help="Which step of a trace, for instance ProfilerStep#3.")]
 OtherFabric = Annotated[
-    str | None, typer.Option(help="What joins the ranks: a fabric's or a platform's name, or a fabric's file.")
+    str | None, typer.Option(help="Network between the ranks: name of a fabric or a platform, or a fabric's file.")
 ]
-PerNode = Annotated[int | None, typer.Option(min=1, help="Ranks that share a node.")]
+PerNode = Annotated[int | None, typer.Option(min=1, help="Ranks on each node.")]
 Parallel = Annotated[
     str | None,
-    typer.Option(metavar="WAYS", help="Share the step of one rank: data=8,tensor=2,pipeline=4,microbatches=16."),
+    typer.Option(
+        metavar="WAYS", help="Split the step of one rank over many: data=8,tensor=2,pipeline=4,microbatches=16."
+    ),
 ]
 BatchWas = Annotated[
-    int | None, typer.Option(min=1, help="The recorded batch size, where the step does not show it: batch=16/8.")
+    int | None, typer.Option(min=1, help="Recorded batch size, where Foretrace can't find it in the step.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
-Html = Annotated[Path | None, typer.Option(help="Write a page to this file: it opens from disk.")]
+Html = Annotated[Path | None, typer.Option(help="Write an HTML page to this file.")]
 DropGaps = Annotated[
-    bool, typer.Option("--drop-gaps", help="Leave out measured host time that no model has, as data loading.")
+    bool, typer.Option("--drop-gaps", help="Leave out measured host time that no model covers, such as data loading.")
 ]
-Top = Annotated[int, typer.Option(min=1, help="How many rows of each table.")]
+Top = Annotated[int, typer.Option(min=1, help="Rows of each table.")]
 
 Phase = Annotated[str | None, typer.Option(help="Only this phase: forward, backward, optimizer, other.")]
 First = Annotated[
@@ -75,17 +77,21 @@ Without = Annotated[
 ]
 Ops = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAMESPACE[=PACKAGE]", help="Also call these custom ops; PACKAGE is what brings them."),
+    typer.Option(metavar="NAMESPACE[=PACKAGE]", help="Also call these custom ops; PACKAGE is what to import for them."),
 ]
 Dtype = Annotated[
     str | None, typer.Option(metavar="TYPE", help="Run in another floating type: bf16, fp16, fp32, fp64.")
 ]
-Obfuscate = Annotated[bool, typer.Option("--obfuscate", help="Leave out every name but those of ops.")]
+Obfuscate = Annotated[bool, typer.Option("--obfuscate", help="Remove all names but those of ops.")]
 Batch = Annotated[
     str | None,
-    typer.Option(metavar="NEW[/OLD]", help="Another batch; OLD is the recorded one, where it can't be found."),
+    typer.Option(
+        metavar="NEW[/OLD]", help="Another batch size; OLD is the recorded one, where Foretrace can't find it."
+    ),
 ]
-Ranks = Annotated[int | None, typer.Option(metavar="N", help="Only the first N ranks of a job: groups shrink.")]
+Ranks = Annotated[
+    int | None, typer.Option(metavar="N", help="Only the first N ranks of a job; process groups get smaller.")
+]
 
 
 def replay_choices(

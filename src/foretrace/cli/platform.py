@@ -10,14 +10,18 @@ import typer
 
 from foretrace.cli.options import AsJson
 
-platform = typer.Typer(no_args_is_help=True, help="Show, compare and complete platforms.")
+platform = typer.Typer(no_args_is_help=True, help="List, show and compare platforms; fit fabrics.")
 
 Name = Annotated[str, typer.Argument(metavar="PLATFORM", help="A platform's name, or its folder; or a fabric's name.")]
 
 
 @platform.command("list")
 def list_(json: AsJson = False) -> None:
-    """List the platforms that come with Foretrace, your own, GPUs by description, and fabrics to combine them with."""
+    """List all platforms, GPUs and fabrics.
+
+    Platforms that come with Foretrace, your own, GPUs that are known by their description, and fabrics for jobs of
+    several ranks.
+    """
     from foretrace.platform.summary import Listing
     from foretrace.report import show as show_result
 
@@ -30,7 +34,10 @@ def show(
     json: AsJson = False,
     top: Annotated[int, typer.Option(min=1, help="How many rows of a long table.")] = 15,
 ) -> None:
-    """Show what a platform is, how it was measured, and how good its models are; or what a shipped fabric is."""
+    """Show a platform or a fabric.
+
+    What it is, how it was measured, and how far off its models are.
+    """
     from foretrace.platform.fabric import fabrics
     from foretrace.platform.registry import platform_folders
     from foretrace.platform.summary import FabricSummary, Summary
@@ -45,7 +52,7 @@ def show(
 @platform.command()
 def compare(
     first: Annotated[str, typer.Argument(metavar="A", help="A platform's name, or its folder.")],
-    second: Annotated[str, typer.Argument(metavar="B", help="The one to hold against it.")],
+    second: Annotated[str, typer.Argument(metavar="B", help="The one to compare with it.")],
     json: AsJson = False,
 ) -> None:
     """Compare two platforms, figure by figure."""
@@ -61,17 +68,22 @@ def compare(
 def fabric(
     sources: Annotated[
         list[Path],
-        typer.Option("--from", help="What nccl-tests printed, or a recorded job with all ranks; several may be given."),
+        typer.Option(
+            "--from", help="Output of nccl-tests or rccl-tests, or a recording of all ranks; may be repeated."
+        ),
     ],
-    out: Annotated[Path, typer.Option(help="The platform's folder; made where there is none.")],
+    out: Annotated[Path, typer.Option(help="Folder of the platform; created if absent.")],
     links: Annotated[
-        str | None, typer.Option(help="What its links are: a name that `list` shows, or a file that describes them.")
+        str | None, typer.Option(help="Its links: a name from `foretrace platform list`, or a file.")
     ] = None,
     gpus_per_node: Annotated[
-        int | None, typer.Option(min=1, help="Of a recorded job: ranks that share a node; all where left out.")
+        int | None, typer.Option(min=1, help="For a recording: ranks on each node; default: all.")
     ] = None,
 ) -> None:
-    """Give a platform the fabric that logs of nccl-tests or rccl-tests, or a job's own collectives, show."""
+    """Fit a fabric to measured collectives.
+
+    They come from the output of nccl-tests or rccl-tests, or from the recording of a job.
+    """
     from foretrace.calibration.fabric import make_fabric
     from foretrace.platform.platform import check_out
     from foretrace.platform.registry import platform_folders

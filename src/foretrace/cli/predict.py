@@ -38,28 +38,34 @@ class Kernels(StrEnum):
 On = Annotated[
     str | None,
     typer.Option(
-        help="The platform: its name, its folder, or a GPU's file. Without it a profiled job keeps its own machine.",
+        help="Platform: name, folder or a GPU's file. Default: h200; a profiled job stays on its own machine.",
         autocompletion=platform_names,
     ),
 ]
-OtherHost = Annotated[str | None, typer.Option(help="Take the host of this platform instead.")]
+OtherHost = Annotated[str | None, typer.Option(help="Take the host from this other platform.")]
 Worlds = Annotated[
     str | None,
-    typer.Option(metavar="N,…", help="Ranks that all do the same: 64, or 1,2,4,...,1024 for a scaling curve."),
+    typer.Option(
+        metavar="N,…", help="Number of ranks, all running the same step: 64; or 1,2,4,...,1024 for a scaling curve."
+    ),
 ]
 SlowHosts = Annotated[
-    list[str] | None, typer.Option(metavar="RANK=TIMES", help="This rank's host takes so many times as long.")
+    list[str] | None,
+    typer.Option(metavar="RANK=TIMES", help="Slow down the host of a rank: 3=1.5 takes 1.5 times as long."),
 ]
 HostsOf = Annotated[
-    list[str] | None, typer.Option(metavar="RANK=RANK", help="The first rank is given the host of the second.")
+    list[str] | None,
+    typer.Option(metavar="RANK=RANK", help="Give a rank the host of another: 2=1 gives rank 2 that of rank 1."),
 ]
 SlowLinks = Annotated[
-    list[str] | None, typer.Option(metavar="RANK=PART", help="This rank's link has so much of its speed.")
+    list[str] | None, typer.Option(metavar="RANK=PART", help="Slow down the link of a rank: 3=0.5 has half its speed.")
 ]
 Trace = Annotated[Path | None, typer.Option(help="Write the predicted timeline to this file, for Perfetto.")]
 KernelTimes = Annotated[
     Kernels | None,
-    typer.Option(help="Take measured or modelled kernel times; without it measured ones where they are its own."),
+    typer.Option(
+        help="Kernel times: measured, as in the recording, or model. Default: measured on the same GPU, else model."
+    ),
 ]
 AllocConf = Annotated[
     str,
@@ -72,7 +78,7 @@ MemoryViz = Annotated[
     Path | None,
     typer.Option(help="Write the allocations of the fullest rank to this file, for pytorch.org/memory_viz."),
 ]
-TopOrAll = Annotated[int | None, typer.Option(min=1, help="How many rows of each table: 10, and of a curve all.")]
+TopOrAll = Annotated[int | None, typer.Option(min=1, help="Rows of each table; default: 10, and all of a curve.")]
 TABLE_ROWS = 10
 
 

@@ -29,13 +29,19 @@ from foretrace.replay.harness import MAX_SLOW_HOST
 def replay(
     what: Annotated[
         list[str],
-        typer.Argument(metavar="WHAT…", help="A recording, others' traces, a benchmark; several, or a suite's file."),
+        typer.Argument(
+            metavar="WHAT…", help="Recordings, traces of other tools or benchmarks; or one file that lists several."
+        ),
     ],
     json: AsJson = False,
-    iterations: Annotated[int | None, typer.Option(min=1, help="Steps to time; as many as fit in a second.")] = None,
-    device: Annotated[str | None, typer.Option(help="Run on cpu, cuda or meta; where it was recorded.")] = None,
+    iterations: Annotated[
+        int | None, typer.Option(min=1, help="Steps to time; default: as many as fit in a second.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Run on cpu, cuda or meta; default: where it was recorded.")
+    ] = None,
     pace: Annotated[
-        bool, typer.Option(help="Spend the original's host time between calls; without, see what the device could do.")
+        bool, typer.Option(help="Wait between calls as the original's host did; --no-pace calls as fast as it can.")
     ] = True,
     slow_host: Annotated[
         float,
@@ -43,13 +49,13 @@ def replay(
             metavar="X",
             min=1 / MAX_SLOW_HOST,
             max=MAX_SLOW_HOST,
-            help="Pace as if the original's host took X times as long.",
+            help="Wait X times as long between calls.",
         ),
     ] = 1.0,
     counters: Annotated[
-        bool, typer.Option("--counters", help="On a GPU also count its activity and traffic, with Nsight Compute.")
+        bool, typer.Option("--counters", help="On a GPU: also read hardware counters, with Nsight Compute.")
     ] = False,
-    keep: Annotated[Path | None, typer.Option(help="Leave the benchmark in this folder.")] = None,
+    keep: Annotated[Path | None, typer.Option(help="Keep the benchmark in this folder.")] = None,
     phase: Phase = None,
     first: First = None,
     last: Last = None,
@@ -66,7 +72,7 @@ def replay(
     eager: Annotated[
         bool, typer.Option("--eager", help="Run what was compiled call by call, uncompiled: the same graphs.")
     ] = False,
-    weights: Annotated[str | None, typer.Option(metavar="W,W,…", help="How much each of several counts.")] = None,
+    weights: Annotated[str | None, typer.Option(metavar="W,W,…", help="Weight of each WHAT in the total.")] = None,
     top: Top = 10,
 ) -> None:
     """Run a recorded step again, and compare.

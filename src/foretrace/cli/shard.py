@@ -34,25 +34,28 @@ def shard(
     tables: Annotated[
         str, typer.Argument(metavar="TABLES", help="A YAML or CSV file of tables; a recording, a trace, or a script.")
     ],
-    world: Annotated[int, typer.Option(min=1, help="Ranks to place them on.")],
+    world: Annotated[int, typer.Option(min=1, help="Number of ranks to place them on.")],
     on: Platform = "h200",
     fabric: Annotated[
-        str | None, typer.Option(help="The fabric between the ranks: its name, its file, or a platform that has one.")
+        str | None, typer.Option(help="Network between the ranks: name of a fabric or a platform, or a fabric's file.")
     ] = None,
     memory: Annotated[
-        float | None, typer.Option(metavar="GB", help="Memory of a rank for tables; what the rest of the step leaves.")
+        float | None,
+        typer.Option(metavar="GB", help="Memory for tables on each rank; default: what the rest of the step leaves."),
     ] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Samples of each rank; those of the step, or 4096.")] = None,
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="Samples of each rank; default: as in the step, else 4096.")
+    ] = None,
     kernels: Annotated[
-        Kernels, typer.Option(help="One call for tables of one dim, one each, or FBGEMM's batched ones.")
+        Kernels, typer.Option(help="fused: one call for tables of one dim; single: one each; tbe: FBGEMM's.")
     ] = Kernels.fused,
     sent_as: Annotated[
         SentAs, typer.Option(help="Dtype in which embeddings and their gradients are sent.")
     ] = SentAs.fp32,
     per_node: Annotated[
-        int | None, typer.Option(min=1, help="Ranks of a node; as many as the fabric's nodes have.")
+        int | None, typer.Option(min=1, help="Ranks on each node; default: as many as the fabric says.")
     ] = None,
-    seconds: Annotated[float, typer.Option(min=0.0, help="Search no longer than this.")] = 30.0,
+    seconds: Annotated[float, typer.Option(min=0.0, help="Time limit of the search.")] = 30.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of random choices: the same one gives the same plan.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Write the plan to this file.")] = None,
     json: AsJson = False,

@@ -34,24 +34,25 @@ def sweep(
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE,…", help="Values of a setting; may be repeated.")
     ] = None,
     price: Annotated[
-        list[str] | None, typer.Option(metavar="PLATFORM=DOLLARS", help="What an hour of one device costs.")
+        list[str] | None, typer.Option(metavar="PLATFORM=DOLLARS", help="Price of one device an hour.")
     ] = None,
     memory: Annotated[
-        float | None, typer.Option(metavar="GIB", help="What a point may take on a device to fit.")
+        float | None, typer.Option(metavar="GIB", help="Memory limit of a device; default: what it has.")
     ] = None,
     world: Annotated[
-        str | None, typer.Option(metavar="N,…", help="Numbers of ranks, like 8,16 or 1,2,4,...,64; as --set world.")
+        str | None, typer.Option(metavar="N,…", help="Numbers of ranks, like 8,16 or 1,2,4,...,64.")
     ] = None,
     batch_was: BatchWas = None,
     fabric: OtherFabric = None,
     gpus_per_node: PerNode = None,
     drop_gaps: DropGaps = False,
     out: Annotated[
-        Path | None, typer.Option(help="Write each point to this file (JSON lines), and reuse those in it.")
+        Path | None,
+        typer.Option(help="Write each point to this file (JSON lines); points in it are not computed again."),
     ] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes; without it one for each core.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes; default: one for each core.")] = None,
     ray: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Work on the Ray cluster at this address; local starts one.")
+        str | None, typer.Option(metavar="ADDRESS", help="Use the Ray cluster at this address; local starts one.")
     ] = None,
     json: AsJson = False,
     html: Html = None,

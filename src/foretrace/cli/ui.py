@@ -10,11 +10,9 @@ import typer
 
 def ui(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of recordings, traces, predictions.")] = Path(),
-    host: Annotated[str, typer.Option(help="Address to listen on; any but this machine itself needs a token.")] = (
-        "127.0.0.1"
-    ),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Which port; 0 takes a free one.")] = 8173,
-    open_browser: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    host: Annotated[str, typer.Option(help="Address to listen on; all but 127.0.0.1 need a token.")] = ("127.0.0.1"),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8173,
+    open_browser: Annotated[bool, typer.Option("--open", help="Open the browser.")] = False,
 ) -> None:
     """Show a folder in the browser.
 

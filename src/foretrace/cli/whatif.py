@@ -41,7 +41,9 @@ Fuses = Annotated[
 
 Inserts = Annotated[
     list[str] | None,
-    typer.Option("--insert", metavar="OP:AFTER[@MODULE]", help="Insert an op after others; may be repeated."),
+    typer.Option(
+        "--insert", metavar="OP:AFTER[@MODULE]", help="Insert an op after each call of another; may be repeated."
+    ),
 ]
 
 Without = Annotated[
@@ -57,7 +59,9 @@ def whatif(
     insert: Inserts = None,
     without: Without = None,
     fuse: Fuses = None,
-    world: Annotated[int | None, typer.Option(min=1, help="Ranks that all do the same, before and after.")] = None,
+    world: Annotated[
+        int | None, typer.Option(min=1, help="Number of ranks, all running the same step, before and after.")
+    ] = None,
     batch_was: BatchWas = None,
     parallel: Parallel = None,
     fabric: OtherFabric = None,

@@ -64,13 +64,12 @@ def fabric_of(device: str, world: int, gpus_per_node: int | None = None, size: i
     if size:
         fitting = [fabric for fabric in fitting if fabric.gpus_per_node == size]
     if not fitting:
-        unknown = device or "a CPU, nor for an unnamed GPU"
-        what = f"joins {world} GPUs of the kind {device}" if ours else f"is known for {unknown}"
+        what = f"joins {world} GPUs of the kind {device}" if ours else f"is known for {device or 'a CPU'}"
         raise ForetraceError(
             f"no shipped fabric {what}",
-            "Name one with --fabric: `foretrace platform list` shows some, `foretrace platform fabric --from JOB --out "
-            f"DIR` makes one of a recorded job, `torchrun --nproc-per-node {world} --no-python foretrace calibrate "
-            "fabric --out DIR` measures one.",
+            "Name one with --fabric. `foretrace platform list` shows the shipped ones; `foretrace platform fabric "
+            f"--from JOB --out mine` fits one to a recorded job; `torchrun --nproc-per-node {world} --no-python foretrace "
+            "calibrate fabric --out mine` measures one. Or predict the job on GPUs, with --on h200.",
         )
     return min(fitting, key=lambda fabric: _distance(fabric, device, world, gpus_per_node))
 

@@ -15,7 +15,7 @@ import numpy as np
 from foretrace.analysis.breakdown import kernels_in
 from foretrace.analysis.collective_matching import seen_by_all
 from foretrace.analysis.critical_path import LATENCY_US
-from foretrace.analysis.report import StepReport, bound_by
+from foretrace.analysis.report import OWN_MACHINE, StepReport, bound_by
 from foretrace.errors import ForetraceError
 from foretrace.graph import Graph, Job
 from foretrace.graph.graph import chosen_step, cut_to_step
@@ -45,7 +45,6 @@ from foretrace.simulation.task_graph import merged
 if TYPE_CHECKING:
     from foretrace.platform.fabric import Fabric
 
-OWN_MACHINE = "its own machine"
 STALLED_SHARE = 0.01
 """A device that stalls unexplained for more than this share of the step is noted."""
 GUESSED_SHARE = 0.2

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, TypeVar
 
 from rich.console import RenderableType
 
-from foretrace.analysis.report import CollectiveRow, PathRow, RankReport, StepReport, TimeRow, bound_by
+from foretrace.analysis.report import (
+    OWN_MACHINE,
+    CollectiveRow,
+    PathRow,
+    RankReport,
+    StepReport,
+    TimeRow,
+    bound_by,
+)
 from foretrace.graph.graph import cautions
 from foretrace.report.formatting import bytes_, join_words, ms, ms_range, percent, plural, rate, short_name
 from foretrace.report.terminal import Blocks, Fact, bar, fact_lines, note_lines, table
@@ -160,7 +168,8 @@ def _predicted_facts(report: StepReport) -> Iterator[Fact]:
     if report.mfu is not None and report.tflops_per_second is not None:
         moved = f"; kernels move {rate(report.gbps, 'GB/s')}" if report.gbps else ""
         yield "rate", rate(report.tflops_per_second, "TFLOP/s"), f"{percent(report.mfu)} of peak (MFU){moved}"
-    yield "known", *_coverage(report)
+    if report.kernels or report.platform != OWN_MACHINE:  # a job of CPUs there is as it was measured
+        yield "known", *_coverage(report)
 
 
 def memory_verdict(report: StepReport) -> str:

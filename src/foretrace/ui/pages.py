@@ -10,7 +10,7 @@ from pathlib import Path
 from threading import Lock
 
 from foretrace._progress import Progress
-from foretrace.analysis.report import StepReport
+from foretrace.analysis.report import OWN_MACHINE, StepReport
 from foretrace.api import load, observe, predict
 from foretrace.errors import ForetraceError
 from foretrace.graph import Job
@@ -39,8 +39,6 @@ JOBS_CACHED = 4
 PAGES_CACHED = 16
 """Pages of predictions that are kept with all that they show."""
 DEFAULT_PLATFORM = "h200"
-OWN_MACHINE = "its own machine"
-"""Where a job was measured: hosts and kernels stay as they were."""
 MEASURE_FIRST = "Measure it first: `foretrace calibrate cpu` does, in a few minutes."
 
 

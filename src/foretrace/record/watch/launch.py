@@ -36,7 +36,11 @@ def launch(
     orders = {"out": str(parts), "plain": plain, "profile": profile, "warmup": warmup, "stop": stop}
     injected = str(Path(__file__).parents[1] / "inject")
     path = os.pathsep.join(p for p in (injected, os.environ.get("PYTHONPATH", "")) if p)
-    environment = {**os.environ, "PYTHONPATH": path, ORDERS: json.dumps(orders)}
+    quiet = {
+        "KINETO_LOG_LEVEL": "99",
+        **os.environ,
+    }  # or the profiler writes its starts and stops into the job's output
+    environment = {**quiet, "PYTHONPATH": path, ORDERS: json.dumps(orders)}
     try:
         code = _run(command, environment)
         try:

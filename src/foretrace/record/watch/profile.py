@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import sys
 import tempfile
+import warnings
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -34,7 +35,11 @@ class ExclusiveProfile:
         """Begin, unless the job is profiling itself."""
         if torch.autograd._profiler_enabled():
             raise RuntimeError(f"the job runs a profiler of its own{ADVICE}")
-        self._profile.start()
+        with (
+            warnings.catch_warnings()
+        ):  # one of them is about cycles of the profiler, which the job's output need not have
+            warnings.simplefilter("ignore")
+            self._profile.start()
         self._patches = [patch.object(profiler, name, self._yielding(name)) for name in STARTS]
         for patched in self._patches:
             patched.start()

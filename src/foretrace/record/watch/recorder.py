@@ -209,7 +209,8 @@ class Recorder:
                 "structure": self._times[STRUCTURE][0] / plain if plain else None,
             },
             "groups": self._groups,
-            "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "",
+            # Of a job that runs on the CPU of a machine with a GPU, none.
+            "device": torch.cuda.get_device_name() if torch.cuda.is_initialized() else "",
             "settings": settings(),
             "torch": torch.__version__,
             "cuda": torch.version.cuda,
