@@ -1,8 +1,8 @@
 """Write what the samples of all pages print today: python docs/samples.py [TRACES…]
 
 A sample is a command after a dollar sign and the beginning of what it prints; a line with nothing but … stands for what
-is cut. Commands run in a folder that holds the examples, the fabric ``gloo`` that a page makes of one of them, and whatever
-lies in the folders TRACES. Those that need something else, as a recording of yours, stay as they are.
+is cut. Commands run in a folder that holds the examples, the fabric ``gloo`` that a page makes of one of them, and
+whatever lies in the folders TRACES. Those that need something else, as a recording of yours, stay as they are.
 """
 
 from __future__ import annotations

@@ -260,8 +260,8 @@ def predict(
     slow_link
         For some ranks, the part of the speed that their links have.
     drop_gaps
-        Leave out measured host time that no model has: data loading, checkpoints, work of the CPU, long pauses. Without
-        it such time is carried over from the trace, scaled by the hosts where both are known.
+        Leave out measured host time that no model covers: data loading, checkpoints, work of the CPU, long pauses.
+        Without it such time is carried over from the trace, scaled by the hosts where both are known.
     alloc_conf
         ``PYTORCH_CUDA_ALLOC_CONF`` of the processes, as ``"expandable_segments:True"``: what is reserved depends on it.
     on_progress
@@ -353,7 +353,9 @@ def scaling(
     job = as_job(what, where.device.kind if where else "cuda", fewest)
     fabrics, notes = _fabrics_of_one_kind(job, where, worlds, options)
     if isinstance(what, (str, Path)) and script_of(what) and job.graphs[0].collectives:
-        notes.append(f"the script was sketched as one of {fewest:,} ranks: more of them do what that one does")
+        notes.append(
+            f"the script was sketched as one of {fewest:,} ranks: with more of them, all are assumed to do the same"
+        )
     each = [
         predict(job, where, world=world, **{**options, "fabric": one})  # type: ignore[arg-type]
         for world, one in zip(worlds, fabrics)
@@ -379,7 +381,7 @@ def _fabrics_of_one_kind(
     found = dict(zip(several, fabrics_of(device, several, options.get("gpus_per_node"))))  # type: ignore[arg-type]
     names = ", ".join(dict.fromkeys(fabric.name for fabric in found.values()))
     return [found.get(world) for world in worlds], [
-        f"fabric {names}: shipped, of machines of one kind; --fabric names another"
+        f"fabric {names}: shipped, the same kind of machine for all sizes; --fabric names another"
     ]
 
 

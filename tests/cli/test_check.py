@@ -26,3 +26,8 @@ def test_the_tables_show_misses(foretrace):
 def test_a_trace_without_plain_steps_is_refused(foretrace, trace):
     ran = foretrace("check", trace)
     assert ran.code == 2 and "Traceback" not in ran.err
+
+
+def test_a_recording_of_cpus_is_not_checked_on_a_gpu(foretrace):
+    ran = foretrace("check", RECORDING.parents[3] / "examples" / "dlrm-4-ranks", "--on", "h200")
+    assert ran.code == 2 and "recorded on a CPU" in ran.err and "foretrace calibrate cpu" in ran.err

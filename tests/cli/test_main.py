@@ -318,3 +318,13 @@ def test_a_shell_completes_subcommands_and_platforms(foretrace_without_torch, mo
         monkeypatch.setenv("COMP_WORDS", words)
         monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
         assert foretrace_without_torch().stdout.split() == [expected]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [(("predict", "x.py", "--gpu", "h100"), "--on"), (("sweep", "run", "--gpus", "8"), "--world"),
+     (("shard", "t.csv", "-o", "plan.json"), "--out")],
+)  # fmt: skip
+def test_an_option_by_the_name_that_other_tools_give_it_is_answered_with_ours(foretrace, arguments, meant):
+    ran = foretrace(*arguments)
+    assert ran.code == 2 and f"Did you mean {meant}?" in ran.err

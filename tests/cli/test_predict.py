@@ -270,3 +270,16 @@ def test_settings_of_the_allocator_are_taken_or_refused(foretrace):
 def test_a_step_that_does_not_fit_says_what_would(foretrace):
     ran = foretrace("predict", RECORDING, "--on", "h200:memory=0.01")
     assert "does NOT fit in" in ran.out and "missing" in ran.out and "to fit" in ran.out
+
+
+def test_a_recorded_job_of_cpus_is_predicted_on_gpus_and_where_it_ran(foretrace, tmp_path):
+    job = Path(__file__).parents[2] / "examples" / "dlrm-4-ranks"
+    moved = foretrace("predict", job, "--on", "h200", "--json")
+    assert moved.code == 0, moved.err
+    facts = json.loads(moved.out)
+    assert facts["world"] == 4 and facts["kernels"] > 100
+    assert any(note.startswith("recorded on a CPU") for note in facts["notes"])
+    assert foretrace("platform", "fabric", "--from", job, "--out", tmp_path / "gloo").code == 0
+    ran = foretrace("predict", job, "--fabric", tmp_path / "gloo")
+    assert ran.code == 0 and "rank 2 holds them back" in ran.out
+    assert "GiB" not in ran.out and "of the device time" not in ran.out, "no device has a part in it"

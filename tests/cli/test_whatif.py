@@ -151,4 +151,4 @@ STATED = ["--set", "batch=16", "--batch-was", "8"]
 
 def test_the_batch_that_was_found_is_said_before_the_figures(foretrace, script):
     headline = foretrace("whatif", script, "--set", "batch=512").out.partition("sample  ")[0]
-    assert "32 → 512" in headline and "as found in the step; batch=512/OLD says" in " ".join(headline.split())
+    assert "32 → 512" in headline and "found in the step; batch=512/OLD if that is wrong" in " ".join(headline.split())

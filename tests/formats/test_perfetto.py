@@ -55,6 +55,12 @@ def test_reading_it_back_gives_the_same_kernels_calls_and_ops(tmp_path: Path, na
     assert [t.dtype for t in back.ops[4].tensors] == ["bfloat16"]
 
 
+def test_a_timeline_of_several_ranks_is_not_read_as_that_of_one(tmp_path: Path):
+    write_perfetto(job(), tmp_path / "job.json")
+    with pytest.raises(ForetraceError, match="a timeline of 2 ranks that Foretrace wrote"):
+        read_kineto(tmp_path / "job.json")
+
+
 def test_ranks_are_processes_with_threads_and_streams_as_tracks(tmp_path: Path):
     content = written(tmp_path, job())
     names = {(e["pid"], e["tid"]): e["args"]["name"] for e in content["traceEvents"] if e["name"] == "thread_name"}

@@ -82,8 +82,8 @@ def test_what_no_model_knows_is_named_with_what_stands_in() -> None:
     ops = [Op("aten::cholesky", (square,), overload="default"), Op("mine::fused", (square, square))]
     _, notes = device_work(dispatched_calls(Graph(OpTable.of(ops))), Platform.read(find_platform("h200")))
     by_roofline, by_tensors = notes
-    assert "aten::cholesky" in by_roofline and by_roofline.endswith("of the device time: rooflines stand in")
-    assert "mine::fused" in by_tensors and by_tensors.endswith("device time: guesses from their tensors stand in")
+    assert "aten::cholesky" in by_roofline and by_roofline.endswith("of the device time: rooflines are used")
+    assert "mine::fused" in by_tensors and by_tensors.endswith("device time: guesses from their tensors are used")
 
 
 def test_modelled_kernels_run_on_the_stream_their_call_was_seen_on(platform: Any) -> None:

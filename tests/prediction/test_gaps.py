@@ -1,4 +1,4 @@
-"""Measured host time that no model has is carried over; a step of a measured job is the time from step to step."""
+"""Measured host time that no model covers is carried over; a step of a measured job is the time from step to step."""
 
 from dataclasses import replace
 

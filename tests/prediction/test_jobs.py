@@ -233,7 +233,7 @@ def test_all_ranks_are_predicted_on_a_platform(platform: Any, fabric: Fabric) ->
 def test_on_its_own_machine_it_is_told_what_the_range_is_of(fabric: Fabric) -> None:
     forecast = predict_on_own_machine(two_ranks(), fabric)
     assert forecast.low_ms < forecast.step_ms < forecast.high_ms, "the transfer is on the path"
-    assert any("in the range the host varies by" in note for note in forecast.notes)
+    assert any("range: the host varies by" in note for note in forecast.notes)
 
 
 def test_ranks_alike_are_simulated_once_and_say_so(platform: Any, fabric: Fabric) -> None:

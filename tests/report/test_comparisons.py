@@ -179,4 +179,4 @@ def test_changes_along_the_critical_path_add_up_to_that_of_the_step(page):
 
 
 def test_time_by_op_is_said_to_overlap(difference, page):
-    assert "Slower, by op: host and device time added, which overlap" in shown(difference, page)
+    assert "Slower, by op: sum of host and device time, which overlap" in shown(difference, page)

@@ -37,11 +37,13 @@ def test_a_sweep_shows_the_best_point_and_the_front():
         Point(["batch=32"], "h200", error="too large"),
     ]
     text = with_pareto_front(Sweep(HOSTILE, points), {})._repr_html_()
-    assert_shown(text, ": 2 points", "batch=16 on h200: the fastest", "The front", "batch=8 on h200", "188")
+    assert_shown(text, ": 2 points", "batch=16 on h200: least time per sample", "The front", "batch=8 on h200", "188")
 
 
 def test_a_curve_shows_its_ends_and_what_lies_between(step):
-    assert_shown(ft.scaling(step, [1, 2, 8])._repr_html_(), "on 8 ranks", "ranks exchange nothing", "As the job grows")
+    assert_shown(
+        ft.scaling(step, [1, 2, 8])._repr_html_(), "on 8 ranks", "the ranks do not communicate", "As the job grows"
+    )
 
 
 def test_of_a_long_curve_some_rows_are_left_out():

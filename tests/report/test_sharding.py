@@ -39,7 +39,7 @@ def test_what_holds_the_step_up_is_a_sentence(plan, what, sentence):
 
 def test_how_good_the_plan_is_says_by_what(plan):
     assert said(replace(plan, gap=0.25), "search").endswith(
-        "by plain sums of costs the best plan there is would be 20 % shorter"
+        "by plain sums of costs the best plan would be 20 % shorter"
     )
     assert said(replace(plan, gap=1e-9), "search").endswith("by plain sums of costs no plan is shorter")
     assert "sums" not in said(replace(plan, gap=None), "search")

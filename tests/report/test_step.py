@@ -128,7 +128,7 @@ def test_the_step_comes_first_with_its_range_and_what_limits_it(predicted, page)
 
 
 def test_no_number_stands_without_how_it_is_known(predicted, page):
-    assert "97.1 % modelled of the device time, 2.9 % by roofline" in words(predicted, page)
+    assert "97.1 % of the device time is modelled, 2.9 % by roofline" in words(predicted, page)
 
 
 def test_the_largest_families_are_named(predicted, page):

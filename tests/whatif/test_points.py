@@ -70,7 +70,7 @@ def test_an_edited_script_is_predicted_anew_and_its_old_points_stay_in_the_file(
     assert count == 3 and len(found.points) == 3
     assert min(size or 0 for size in memory(found).values()) > 8 * 4096 * 4096 * 4, "all are of the large model"
     assert kept.read_text().startswith(before)
-    (note,) = [note for note in found.notes if "left aside" in note]
+    (note,) = [note for note in found.notes if "not reused" in note]
     assert note.startswith(f"2 points that {kept} holds") and "another version" in note
     script(train)
     assert swept(train, [3, 6], kept)[0] == 0, "the first version is known still"
@@ -89,7 +89,7 @@ def test_a_script_that_does_the_same_is_the_same_however_it_is_written_and_where
     moved.parent.mkdir()
     shutil.move(train, moved)
     count, found = swept(moved, [3, 6], kept)
-    assert count == 0 and len(found.points) == 2 and not [note for note in found.notes if "left aside" in note]
+    assert count == 0 and len(found.points) == 2 and not [note for note in found.notes if "not reused" in note]
 
 
 def test_an_edited_module_of_the_script_is_another_step(tmp_path: Path, kept: Path) -> None:
@@ -104,7 +104,7 @@ def test_an_edited_module_of_the_script_is_another_step(tmp_path: Path, kept: Pa
     small, same, large = (answer["points"][0]["memory_bytes"] for answer in answers)
     assert small == same < large
     assert len(kept.read_text().splitlines()) == 2
-    assert ["left aside" in "".join(answer["notes"]) for answer in answers] == [False, False, True]
+    assert ["not reused" in "".join(answer["notes"]) for answer in answers] == [False, False, True]
 
 
 def test_what_a_script_reads_when_it_is_sketched_is_a_part_of_it(tmp_path: Path, kept: Path) -> None:
@@ -146,7 +146,7 @@ def test_a_new_recording_of_the_same_name_is_another_step(tmp_path: Path, kept: 
     assert swept(tmp_path / "moved", [4, 8], kept, cpu_like)[0] == 0
     recorded(run, 16)
     count, found = swept(run, [4, 8], kept, cpu_like)
-    assert count == 2 and any("2 points" in note and "left aside" in note for note in found.notes)
+    assert count == 2 and any("2 points" in note and "not reused" in note for note in found.notes)
 
 
 def test_a_recording_that_changes_while_it_is_swept_is_refused(
@@ -193,7 +193,7 @@ def test_points_of_platforms_that_nobody_asks_for_are_no_matter(tmp_path: Path, 
     train = script(tmp_path / "train.py")
     swept(train, [3], kept, "h200")
     count, found = swept(train, [3], kept, "a100")
-    assert count == 1 and not [note for note in found.notes if "left aside" in note]
+    assert count == 1 and not [note for note in found.notes if "not reused" in note]
     assert swept(train, [3], kept, "h200")[0] == swept(train, [3], kept, "a100")[0] == 0
     assert swept(train, [3], kept, "h200:host=2")[0] == 1
 

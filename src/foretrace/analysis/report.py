@@ -250,7 +250,7 @@ class StepReport(NotebookDocument):
     idle: list[IdleRow] = field(default_factory=list)
     """The same by cause and name, the longest first."""
     carried: list[IdleRow] = field(default_factory=list)
-    """Of a prediction, measured host time that no model has and that was carried over; shares are of all of it."""
+    """Of a prediction, measured host time that no model covers and that was carried over; shares are of all of it."""
     bound: str | None = None
     """What limits the step: host, device, or queue: launched work that does not start. None where no device worked."""
     kernel_ms: float = 0.0

@@ -35,6 +35,12 @@ SETTINGS = {"record": {"allow_interspersed_args": False}}
 Csv = Annotated[bool, typer.Option("--csv", help="Print CSV instead of tables.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but the result, and errors.")]
 HELP = ("-h", "--help")
+SYNONYMS = {
+    **dict.fromkeys(("--gpu", "--device", "--platform", "--machine", "--target"), "--on"),
+    **dict.fromkeys(("--gpus", "--num-gpus", "--ngpus", "--nproc-per-node", "--world-size"), "--world"),
+    **dict.fromkeys(("--output", "-o"), "--out"),
+}
+"""What other tools call our options."""
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Standard output may be a file."""
 
@@ -178,6 +184,9 @@ def print_usage_error(error: Any) -> None:
     else:
         command = error.ctx.command_path if error.ctx else "foretrace"
         advice = f"`{command} --help` shows what it takes"
+        meant = next((SYNONYMS[word.strip(":,")] for word in text.split() if word.strip(":,") in SYNONYMS), None)
+        if meant and text.startswith("No such option"):
+            text = f"{text.partition(' (')[0].rstrip('.')}. Did you mean {meant}?"
         if text.startswith("No such option") and any(word.endswith(".py") for word in sys.argv[2:]):
             advice += f"; options of a script come after --, as in {command} -- python train.py --batch 32"
         print_error(f"{text[:1].lower()}{text[1:]}", advice)

@@ -68,8 +68,8 @@ def fabric_of(device: str, world: int, gpus_per_node: int | None = None, size: i
         raise ForetraceError(
             f"no shipped fabric {what}",
             "Name one with --fabric. `foretrace platform list` shows the shipped ones; `foretrace platform fabric "
-            f"--from JOB --out mine` fits one to a recorded job; `torchrun --nproc-per-node {world} --no-python foretrace "
-            "calibrate fabric --out mine` measures one. Or predict the job on GPUs, with --on h200.",
+            f"--from JOB --out mine` fits one to a recorded job; `torchrun --nproc-per-node {world} --no-python "
+            "foretrace calibrate fabric --out mine` measures one. Or predict the job on GPUs, with --on h200.",
         )
     return min(fitting, key=lambda fabric: _distance(fabric, device, world, gpus_per_node))
 

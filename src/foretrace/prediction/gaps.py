@@ -1,5 +1,5 @@
-"""Measured host time that no model has: data loading, checkpoints, work of the CPU, long pauses. It is carried over to
-another machine as it was measured, and can be left out on purpose.
+"""Measured host time that no model covers: data loading, checkpoints, work of the CPU, long pauses. It is carried over
+to another machine as it was measured, and can be left out on purpose.
 """
 
 from __future__ import annotations

@@ -118,12 +118,12 @@ def _not_modelled(work: DeviceWork, total: float, calls: Graph, platform: Platfo
         found[name] = found.get(name, 0.0) + float(work.typical[row]) / total
     custom = {name: part for name, part in share[FALLBACK].items() if not name.startswith(PYTORCH_NAMESPACES)}
     calls_of_pytorch = {name: part for name, part in share[FALLBACK].items() if name not in custom}
-    ways = ((calls_of_pytorch, "rooflines stand in"), (custom, "guesses from their tensors stand in"))
+    ways = ((calls_of_pytorch, "rooflines are used"), (custom, "guesses from their tensors are used"))
     notes = [f"{platform.name} has no model that knows {_named(some)}: {way}" for some, way in ways if some]
     unlike = {name: part for name, part in share[EXTRAPOLATED].items() if part >= NOTED_SHARE}
     if unlike:
-        why = "was measured on no calls like some of", "or its models are often far off at such: these are extrapolated"
-        notes.append(f"{platform.name} {why[0]} {_named(unlike)}, {why[1]}")
+        why = f"{platform.name} was measured on no such calls, or its models are often far off there"
+        notes.append(f"extrapolated are some calls of {_named(unlike)}: {why}")
     return notes
 
 

@@ -68,7 +68,8 @@ def predict_on_own_machine(
     """Predict a measured job on its own machine: hosts and kernels as measured, collectives by a fabric.
 
     No time of a transfer is taken from the traces, but for one rank alone without a fabric. ``measured`` is the job
-    that was measured, where this one was made of its first rank; ``drop_gaps`` leaves out host time that no model has.
+    that was measured, where this one was made of its first rank; ``drop_gaps`` leaves out host time that
+    no model covers.
 
     >>> from foretrace.graph import Op, OpTable
     >>> ops = [Op("aten::mm", start_us=0.0, end_us=8.0), Op("aten::relu", start_us=10.0, end_us=15.0)]
@@ -244,11 +245,13 @@ class StepFigures(NamedTuple):
 def step_figures(
     job: Job, platform: Platform, gpus_per_node: int | None = None, drop_gaps: bool = False
 ) -> tuple[StepFigures, list[str]]:
-    """Time and memory of a job as `predict_on_platform` has them, without the reasons; and what its collectives rest
-    on, and which measured host time is in it.
+    """Time and memory of a job as `predict_on_platform` has them, without the reasons; and what its kernels and
+    collectives rest on, and which measured host time is in it.
 
     Kernel times are those of the platform's models.
     """
+    from foretrace.cost_models.kernels.cross_device import scaling_notes  # here, since most predictions need none
+
     ranks = priced_ranks(job, platform, "model", None, drop_gaps=drop_gaps)
     fabric = platform.fabric
     matches, _ = visible_collectives(replace(job, graphs=[rank.graph for rank in ranks]), ranks)
@@ -272,7 +275,7 @@ def step_figures(
         fits=None if need is None or need.verdict is None else need.verdict != TOO_LARGE,
     )
     carried = {rank.graph.rank: [note for note in rank.notes if CARRIED_NOTE in note] for rank in ranks}
-    return figures, [*basis, *merge_rank_notes(carried)]
+    return figures, [*scaling_notes(ranks[0].dispatched.calls, platform), *basis, *merge_rank_notes(carried)]
 
 
 def _from_zero(graphs: list[Graph]) -> list[Graph]:
@@ -377,7 +380,7 @@ def _job_notes(job: Job, more: list[str]) -> list[str]:
             )
         else:
             ranks = "rank" if len(job.missing) == 1 else f"{len(job.missing):,} ranks"
-            notes.append(f"no rank waits for the {ranks} of {job.world:,} without a graph")
+            notes.append(f"no other rank waits for the {ranks} of {job.world:,} that have no trace")
     if job.alike:
         notes.append(f"ranks that do the same are simulated once: {len(job.graphs):,} for all {job.world:,}")
     return list(dict.fromkeys([*notes, *more]))

@@ -27,7 +27,7 @@ from foretrace.simulation.task_graph import T1, T2, T3, T4, T5
 if TYPE_CHECKING:
     from foretrace.prediction.gaps import Gaps
 
-CARRIED, CARRIED_NOTE = "carried over", "of measured host time that no model has are carried over"
+CARRIED, CARRIED_NOTE = "carried over", "of measured host time that no model covers are carried over"
 """The cause of such time in a prediction, and what notes say of it."""
 NO_SYNC, OWN_STREAM, ALL_STREAMS = range(3)
 """Which streams a call waits for before it returns."""
@@ -185,7 +185,7 @@ def _carried_over(
     launches: Ints,
     captured: NDArray[np.bool_],
 ) -> tuple[Gaps, list[str]]:
-    """Measured host time that no model has, as it will be on the platform's host; it is added to the durations."""
+    """Measured host time that no model covers, as it will be on the platform's host; it is added to the durations."""
     from foretrace.prediction.gaps import carried_rows, measured_gaps  # a sketch has none
 
     inside = durations[T2] + durations[T3] + durations[T4] * launches + durations[T5] * np.maximum(launches - 1, 0)

@@ -14,8 +14,8 @@ from foretrace.errors import check_count
 from foretrace.graph import MAX_RANKS, Collective, ForetraceError, Graph, Job
 from foretrace.prediction.predict import note_key
 
-WEAK = "weak scaling: each rank's own work and the bytes of each collective stay, groups that span the job grow with it"
-NOTHING_EXCHANGED = "the step exchanges nothing: --parallel data=N makes a job of it whose ranks share their gradients"
+WEAK = "weak scaling: each rank keeps its work and the bytes of its collectives; groups of all ranks grow with the job"
+NOTHING_EXCHANGED = "the ranks do not communicate in this step; --parallel data=N makes it data parallel"
 ALIKE = re.compile(r"ranks (that )?do the same")
 """Notes that a curve says by its first column."""
 
@@ -161,7 +161,9 @@ def _regrouped(sizes: dict[str, tuple[int, int]]) -> list[str]:
         for name, (old, new) in sizes.items()
         if old != new
     ]
-    return [f"{', '.join(changed)}: if it shares the work of a layer, no real job does that"] if changed else []
+    if not changed:
+        return []
+    return [f"{', '.join(changed)}: right for data parallel groups; a group that splits layers would not grow"]
 
 
 def _grown(ranks: tuple[int, ...], graph: Graph, old: int, new: int) -> tuple[int, ...]:

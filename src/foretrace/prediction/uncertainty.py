@@ -172,7 +172,7 @@ def measured_range_note(graphs: Sequence[Graph]) -> str:
     >>> from foretrace.graph import OpTable, Timings
     >>> step = Graph(OpTable.of([]), unprofiled=Timings(synced_ms=(90.0, 100.0, 100.0, 100.0, 110.0)))
     >>> measured_range_note([step]).partition(";")[0]
-    'in the range the host varies by 5 %, as the unprofiled steps did'
+    'range: the host varies by 5 %, as the unprofiled steps did'
     """
     timed = all(len(graph.unprofiled.synced_ms) >= MIN_FOR_SPREAD for graph in graphs)
     how = (
@@ -181,4 +181,5 @@ def measured_range_note(graphs: Sequence[Graph]) -> str:
         else f"as the {TYPICAL_HOST}'s does, since no unprofiled steps were timed"
     )
     by = f"{100 * max(host_spread(graph) for graph in graphs):.0f} %"
-    return f"in the range the host varies by {by}, {how}; kernels as those of a kind do, transfers as the fabric says"
+    others = "kernels as others of their kind do, transfers by the error of the fabric's model"
+    return f"range: the host varies by {by}, {how}; {others}"

@@ -84,7 +84,7 @@ def read_rank(path: Path, profile: Graph | None, step: str) -> Graph:
     ops = files.read_ops(path)
     programs = files.read_programs(path)
     if path.name != f"rank-{facts.rank}":
-        raise ForetraceError(f"{path} is a recording of rank {facts.rank}", "Give the folder its own name back.")
+        raise ForetraceError(f"{path} is a recording of rank {facts.rank}", f"Name the folder rank-{facts.rank} again.")
     structure = Graph(
         ops=OpTable.of(ops),
         rank=facts.rank,

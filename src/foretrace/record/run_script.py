@@ -251,13 +251,16 @@ def advice_on(error: BaseException, script: Script | Path) -> str:
     if isinstance(error, OSError) and error.filename is None and any(part in str(error) for part in UNLOADABLE):
         return f"A library that it imports can't be loaded here: check that it was built for this PyTorch. Or {record}"
     if isinstance(error, OSError):
-        files = f"It needs {error.filename}" if error.filename else "It must find its files, without a network"
+        files = (
+            f"It needs {error.filename}" if error.filename else "It must find its files here: a sketch has no network"
+        )
         return f"{files}: prepare its data, or start Foretrace where the script is started. Or {record}"
     if SUBCLASSED in str(error):
-        return f"Sketches have shapes and no values, and it wants some; {record}"
+        return f"A sketch has shapes and no values, and the script needs values; {record}"
     if any(part in str(error) for part in NEEDS_GPU):
-        return f"It asks for what only a real GPU has, and no sketch pretends: leave that out of the step, or {record}"
-    return f"Try it by itself: python {script}. If it runs, it needs what sketches have not, values perhaps: {record}"
+        return f"It asks for something that only a real GPU has: leave that out of the step, or {record}"
+    missing = "it needs something that a sketch does not have, perhaps values of tensors"
+    return f"Try it by itself: python {script}. If it runs, {missing}: {record}"
 
 
 def _users_frames(error: BaseException) -> list[traceback.FrameSummary]:

@@ -22,7 +22,7 @@ LEAST_CHANGE_MS = 0.0005
 """Smaller changes are rounding."""
 OPS_NAMED = 3
 """Ops that a row names of each side of a replacement."""
-OVERLAP = "host and device time added, which overlap in the step"
+OVERLAP = "sum of host and device time, which overlap"
 FAR_SLOWER = 10
 """From this factor on, a slow-down is said as how many times as long the step takes."""
 
@@ -154,7 +154,7 @@ def _check_facts(check: Check) -> Iterator[Fact]:
     inside = "inside" if check.inside else "OUTSIDE"
     yield "step", _both_ms(check.step_ms), f"{off(check.step_ms)}; {inside} the range {ms(low)} – {ms(high)}"
     if pair := check.step_ms_back_to_back:
-        yield "next", _both_ms(pair), f"{off(pair)}; back to back, where the host may run ahead"
+        yield "next", _both_ms(pair), f"{off(pair)}; from step to step, without a sync in between"
     if (pair := check.device_active_ms) and check.kernels:
         predicted, measured = check.kernels
         yield "device", _both_ms(pair), f"{off(pair)}; active, in {predicted:.0f} and {measured:.0f} kernels"
@@ -197,18 +197,20 @@ def whatif_facts(found: WhatIf) -> Iterator[Fact]:
         yield "step", change(before.step_ms, after.step_ms), f"{_speed(before.step_ms, after.step_ms)}; {ranges}"
     if before.step_ms_back_to_back is not None and after.step_ms_back_to_back is not None:
         following = change(before.step_ms_back_to_back, after.step_ms_back_to_back)
-        yield "next", following, "back to back, where the host may run ahead"
+        yield "next", following, "from step to step, without a sync in between"
     if before.world != after.world:
         yield "ranks", f"{before.world:,} → {after.world:,}", "that do a step together"
     if after.carried:
         spent = sum(row.ms for row in before.carried), sum(row.ms for row in after.carried)
-        mostly = f"of measured host time that no model has, mostly {after.carried[0].cause}; --drop-gaps leaves it out"
+        mostly = (
+            f"of measured host time that no model covers, mostly {after.carried[0].cause}; --drop-gaps leaves it out"
+        )
         yield "gaps", change(*spent), mostly
     yield "device", change(before.device_active_ms, after.device_active_ms), "active"
     if before.exposed_communication_ms or after.exposed_communication_ms:
         hidden = " → ".join(ms(side.hidden_communication_ms) for side in (before, after))
         exposed = change(before.exposed_communication_ms, after.exposed_communication_ms)
-        yield "comm", exposed, f"exposed; {hidden} ms more behind other work"
+        yield "comm", exposed, f"exposed; {hidden} ms more overlap with other work"
     if before.peak_memory_bytes is not None and after.peak_memory_bytes is not None:
         held = f"{bytes_(before.peak_memory_bytes)} → {bytes_(after.peak_memory_bytes)}"
         yield "memory", held, f"peak, {memory_verdict(after)}"
@@ -221,7 +223,7 @@ def _recorded_sizes(found: WhatIf) -> Iterator[Fact]:
         new, _, stated = value.partition("/")
         start = f"{name}: {int(new):,} instead of " if new.isdecimal() else "\n"
         for note in (note for note in found.after.notes if note.startswith(start)):
-            source = "as you said" if stated else f"as found in the step; {name}={new}/OLD says otherwise"
+            source = "as you said" if stated else f"found in the step; {name}={new}/OLD if that is wrong"
             from foretrace.whatif.what_if import OTHER_BATCH
 
             caution = next((note for note in found.notes if stated and note.startswith(OTHER_BATCH)), "")
@@ -275,10 +277,10 @@ def scaling_speed(curve: Scaling) -> str:
     >>> from foretrace.analysis.report import StepReport
     >>> from foretrace.prediction.scaling import scaling_curve
     >>> scaling_speed(scaling_curve([StepReport(world=1, step_ms=4.0), StepReport(world=8, step_ms=4.0)]))
-    '100 % of the speed of 1 rank, as ranks exchange nothing'
+    '100 % of the speed of 1 rank, since the ranks do not communicate'
     """
     smallest, largest = curve.rows[0], curve.rows[-1]
-    alone = ", as ranks exchange nothing" if largest.fabric is None and largest.world > 1 else ""
+    alone = ", since the ranks do not communicate" if largest.fabric is None and largest.world > 1 else ""
     return f"{percent(largest.efficiency)} of the speed of {plural(smallest.world, 'rank')}{alone}"
 
 
@@ -292,7 +294,7 @@ def sweep_blocks(sweep: Sweep, top: int | None) -> Blocks:
     yield fact_lines(f"{title}: {plural(len(made), 'point')}", [*caution_facts(sweep.notes), *sweep_facts(sweep)])
     front = [point for point in made if point.front]
     if front:
-        yield _points(f"Front: no other point is better in {_goals(front)}", front, common, top)
+        yield _points(f"Pareto front: no other point is better in {_goals(front)}", front, common, top)
     if made:
         yield _points("All points, fastest for a sample first", made, common, top)
     if left:
@@ -330,7 +332,7 @@ def sweep_facts(sweep: Sweep) -> Iterator[Fact]:
         yield "best", "none", f"no point fits in {limit}" if made else "no point can be made"
     else:
         many = f" of {best.ranks:,} ranks" if best.ranks > 1 else ""
-        about = f"{point_label(best)}: the fastest for a sample that fits in {limit}"
+        about = f"{point_label(best)}: least time per sample of those that fit in {limit}"
         yield "best", f"{ms(best.step_ms)} ms{many}", about
 
 
@@ -349,7 +351,7 @@ def _points(title: str, points: Sequence[Point], common: Sequence[str], top: int
     settings = [change.rpartition("=")[0] for change in points[0].changes if change not in common]
     priced = any(point.cost is not None for point in points)
     ranks = len({point.ranks for point in points}) > 1 and "world" not in settings
-    figures = ["step\nms", "next\nms", "device\nms", "us a\nsample", "\nmemory", "<\nfits"]
+    figures = ["step\nms", "next\nms", "kernels\nms", "us a\nsample", "\nmemory", "<\nfits"]
     figures = [*(["\nranks"] if ranks else []), *figures, *(["$ a\nmillion"] if priced else [])]
     columns = [*(f"\n{name}" for name in settings), "<\nplatform…", *figures]
     rows = [

@@ -89,7 +89,8 @@ def _device(device: Fields) -> str:
     clock, size, rate, cache = (figure(device[name]) for name in ("clock_mhz", "memory_gb", "memory_gbps", "l2_mb"))
     attention = f"; {device['attention']} attention" if device["kind"] == "cuda" else ""
     memory = f"{size} GB at {rate} GB/s, {cache} MB of cache"
-    return f"{plural(device['sms'], 'processor')} at {clock} MHz, {memory}{attention}"
+    units = plural(device["sms"], "core" if device["kind"] == "cpu" else "SM")
+    return f"{units} at {clock} MHz, {memory}{attention}"
 
 
 def _streams(measured: Fields) -> str:
@@ -114,7 +115,7 @@ def _families(families: Fields) -> RenderableType:
         [name, f["kind"], f"{f['measurements']:,}", *(percent(f[error]) for error in ("gmae", "mean", "p90"))]
         for name, f in families.items()
     ]
-    title = "Kernel models: how far they miss measurements they were not fitted on"
+    title = "Kernel models: errors on measurements that were held out"
     return table(title, ["<family", "<model", "measurements", "GMAE", "mean", "90th percentile"], rows)
 
 
@@ -122,7 +123,7 @@ def _host(host: Fields, top: int | None) -> RenderableType:
     known = [name for name in COMMON_CALLS if name in host["calls"]]
     rows = [[f"between {kind} calls", figure(host["between"][f"{kind}_call"])] for kind in PHASES]
     rows += [[name, figure(host["calls"][name])] for name in known]
-    title = f"Host time of common calls, with one launch where they launch any; {len(host['calls']):,} are known"
+    title = f"Host time of common calls, one launch included; {len(host['calls']):,} are known"
     return table(title, ["<", "us"], rows, None if top is None else top + len(PHASES))
 
 
@@ -144,11 +145,11 @@ def fabric_blocks(summary: Document, top: int | None) -> Blocks:
 
 def _links(links: Fields) -> Iterator[Fact]:
     inside, network = links["inside"], links["network"]
-    switch = ", which adds up what passes" if inside["reduces"] else ""
+    switch = ", with in-network reduction" if inside["reduces"] else ""
     yield "node", f"{links['gpus_per_node']} {links['gpu']}", links["provenance"]
     yield "inside", f"{figure(inside['gbps'])} GB/s", f"from each GPU, {inside['kind']}{switch}"
     if network:
-        cards = f"{plural(network['nics'], 'card')} of {figure(network['gbit'])} Gb/s a node, {network['kind']}"
+        cards = f"{plural(network['nics'], 'NIC')} of {figure(network['gbit'])} Gb/s a node, {network['kind']}"
         yield "between", f"{figure(network['latency_us'])} us", cards
 
 
@@ -169,7 +170,7 @@ def _device_list(found: list[Fields]) -> RenderableType:
         [one["name"], *(figure(one[f]) for f in figures), *(figure(one["peak_tflops"].get(rate)) for rate in rates)]
         for one in found
     ]
-    heads = ["<name", "processors", "MHz", "GB", "GB/s", "cache MB", *rates]
+    heads = ["<name", "SMs", "MHz", "GB", "GB/s", "cache MB", *rates]
     title = f"{plural(len(found), 'GPU')} by description, with kernel times scaled from h200; GEMMs in TFLOP/s"
     return table(title, heads, rows)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 COVERED = {"calls": "of the calls", "host": "of their host time", "device": "of their device time"}
 FIGURES: tuple[tuple[str, str, Callable[[Any], str], str, str], ...] = (
     ("step", "step_ms", ms, " ms", "a step with a sync at its end"),
-    ("next", "step_ms_back_to_back", ms, " ms", "back to back, where the host may run ahead"),
+    ("next", "step_ms_back_to_back", ms, " ms", "from step to step, without a sync in between"),
     ("device", "kernel_ms", ms, " ms", "in kernels"),
     ("launches", "launches", str, "", "pieces of device work"),
     ("memory", "peak_memory_bytes", bytes_, "", "peak"),

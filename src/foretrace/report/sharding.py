@@ -182,14 +182,15 @@ def plan_facts(plan: PlanReport) -> Iterator[Fact]:
     yield "lookups", f"{ms(plan.lookup_ms)} ms", f"{slowest}; {KERNELS[plan.kernels]}; {balance}"
     yield "exchange", f"{ms(sum(plan.exchange_ms.values()))} ms", f"in {plan.sent_as}, on {plan.fabric}"
     if plan.dense_ms:
-        yield "dense", f"{ms(plan.dense_ms)} ms", "all that the step does besides"
-    full = f"of the {bytes_(plan.room_bytes)} for tables, on rank {limits.fullest_rank}, the fullest"
+        yield "dense", f"{ms(plan.dense_ms)} ms", "the rest of the step"
+    room = f"{bytes_(plan.room_bytes)} ({plan.room_bytes / 1e9:.1f} GB)"  # --memory is in GB
+    full = f"of the {room} for tables, on rank {limits.fullest_rank}, the fullest"
     yield "memory", percent(limits.memory_share), full
     yield "plan", plural(plan.tables, "table"), ", ".join(f"{n:,} {KINDS[kind]}" for kind, n in plan.ways.items())
     searched = f"from {len(plan.alternatives)} heuristics"
     if plan.gap is not None:  # to the proven optimum of the search's cost model, which adds costs up
         shorter = plan.gap / (1 + plan.gap)
-        best = "no plan is shorter" if shorter < SAME else f"the best plan there is would be {percent(shorter)} shorter"
+        best = "no plan is shorter" if shorter < SAME else f"the best plan would be {percent(shorter)} shorter"
         searched += f"; by plain sums of costs {best}"
     yield "search", f"{plan.seconds:.1f} s", searched
 
@@ -208,11 +209,10 @@ def _ranks(plan: PlanReport, top: int | None) -> RenderableType:
 
 
 def _split(plan: PlanReport, top: int | None) -> RenderableType:
-    """Tables that are not whole; all of them where none is split."""
-    split = {name: placed for name, placed in plan.plan.items() if placed.kind != "table_wise"} or plan.plan
-    rows = [[name, KINDS[placed.kind], rank_list(placed.ranks)] for name, placed in split.items()]
-    title = "Tables that are split or copied" if len(split) < len(plan.plan) else "Tables"
-    return table(title, ["<table…", "<sharded", "<ranks…"], rows, top)
+    """All tables, those that are split or copied first."""
+    order = sorted(plan.plan.items(), key=lambda item: item[1].kind == "table_wise")
+    rows = [[name, KINDS[placed.kind], rank_list(placed.ranks)] for name, placed in order]
+    return table("Tables", ["<table…", "<sharded", "<ranks…"], rows, top)
 
 
 def rank_list(ranks: Sequence[int]) -> str:

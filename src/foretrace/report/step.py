@@ -42,11 +42,11 @@ CAUSES = {
     "queued": "launched, and not started",
     "no event": "nothing is recorded",
     "data loading": "the next batch",
-    "annotation": "a part of the step that has a name",
+    "annotation": "code under a record_function name",
     "python": "between ops",
     "allocation": "of memory, by the driver",
     "lock": "another thread holds it",
-    "carried over": "measured, and no model has it",
+    "carried over": "measured, and covered by no model",
 }
 """What a device idles for, and what fills a host's time."""
 BOUND = {"host": "host-bound", "device": "device-bound", "queue": "work is launched and does not start"}
@@ -142,10 +142,10 @@ def _predicted_facts(report: StepReport) -> Iterator[Fact]:
     if report.span_ms and report.span_ms != report.step_ms:
         yield "span", f"{ms(report.span_ms)} ms", "from the first rank's start to the last one's end"
     if report.step_ms_back_to_back is not None:
-        yield "next", f"{ms(report.step_ms_back_to_back)} ms", "back to back, where the host may run ahead"
+        yield "next", f"{ms(report.step_ms_back_to_back)} ms", "from step to step, without a sync in between"
     if report.carried:
         largest, spent = report.carried[0], sum(row.ms for row in report.carried)
-        mostly = f"of measured host time that no model has, mostly {largest.cause}; --drop-gaps leaves it out"
+        mostly = f"of measured host time that no model covers, mostly {largest.cause}; --drop-gaps leaves it out"
         yield "gaps", f"{ms(spent)} ms", mostly
     if report.kernels:
         named = ", ".join(f"{row.name} {percent(row.share)}" for row in report.by_family[:FAMILIES_NAMED])
@@ -153,7 +153,7 @@ def _predicted_facts(report: StepReport) -> Iterator[Fact]:
         active = f"active in {plural(report.kernels, 'kernel')}: {named}{more}"
         yield "device", f"{ms(report.device_active_ms)} ms", active
     if report.exposed_communication_ms or report.hidden_communication_ms:
-        hidden = f"exposed; {ms(report.hidden_communication_ms)} ms more behind other work"
+        hidden = f"exposed; {ms(report.hidden_communication_ms)} ms more overlap with other work"
         yield "comm", f"{ms(report.exposed_communication_ms)} ms", hidden
     if len(report.ranks) > 1:
         held = held_back(report, "them")
@@ -167,7 +167,11 @@ def _predicted_facts(report: StepReport) -> Iterator[Fact]:
             yield "to fit", "", "; or ".join(report.to_fit)
     if report.mfu is not None and report.tflops_per_second is not None:
         moved = f"; kernels move {rate(report.gbps, 'GB/s')}" if report.gbps else ""
-        yield "rate", rate(report.tflops_per_second, "TFLOP/s"), f"{percent(report.mfu)} of peak (MFU){moved}"
+        yield (
+            "rate",
+            rate(report.tflops_per_second, "TFLOP/s"),
+            f"{percent(report.mfu)} of the peak of its dtypes (MFU){moved}",
+        )
     if report.kernels or report.platform != OWN_MACHINE:  # a job of CPUs there is as it was measured
         yield "known", *_coverage(report)
 
@@ -319,7 +323,7 @@ def _coverage(report: StepReport) -> tuple[str, str]:
     if not known:
         return "–", "the step gives the device nothing to do"
     (figure, how), *others = known
-    return figure, ", ".join([f"{how} of the device time", *(f"{share} {word}" for share, word in others)])
+    return figure, ", ".join([f"of the device time is {how}", *(f"{share} {word}" for share, word in others)])
 
 
 def _predicted_tables(report: StepReport, top: int | None) -> Blocks:

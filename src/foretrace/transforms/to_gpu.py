@@ -11,8 +11,8 @@ from foretrace.transforms.step import flatten
 
 HOST, GPU = "cpu", "cuda:0"
 NOTE = (
-    "recorded on a CPU: its calls are predicted as if made on a GPU, where PyTorch fuses some and chooses other "
-    "kernels; foretrace predict -- python train.py sketches them as a GPU has them"
+    "recorded on a CPU: the same calls are predicted on a GPU, where PyTorch would fuse some and choose other kernels; "
+    "to predict those, sketch the script: foretrace predict -- python train.py"
 )
 
 

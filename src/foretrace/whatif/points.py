@@ -171,7 +171,7 @@ def read_points(out: Path) -> list[StoredPoint]:
 def reusable_points(
     stored: Iterable[StoredPoint], keys: Mapping[str, Key], out: Path
 ) -> tuple[dict[tuple[str, ...], Point], list[str]]:
-    """The points that may be taken again, by their own keys; and a note on those that were left aside.
+    """The points that may be taken again, by their own keys; and a note on those that were not reused.
 
     ``stored`` are those of the file ``out``; ``keys`` are what points depend on today, by platform.
     """
@@ -186,7 +186,7 @@ def reusable_points(
     if not aside:
         return known, []
     number = f"{aside.total():,} point{'s' * (aside.total() > 1)}"
-    return known, [f"{number} that {out} holds were left aside: {', '.join(aside)}"]
+    return known, [f"{number} that {out} holds were not reused: {', '.join(aside)}"]
 
 
 def _why_aside(point: Point, key: Key | None, keys: Mapping[str, Key], places: Collection[str]) -> str:

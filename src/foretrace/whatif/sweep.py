@@ -77,7 +77,7 @@ def sweep(
     fabric, gpus_per_node
         What joins the ranks of a job, as in `foretrace.predict`.
     drop_gaps
-        Leave out measured host time that no model has, as in `foretrace.predict`.
+        Leave out measured host time that no model covers, as in `foretrace.predict`.
     on_progress
         Called with how many combinations are done, of how many.
 
@@ -229,7 +229,7 @@ class Subject(NamedTuple):
     digest: str = ""
     """Digest of the files at a path; empty where it is not compared."""
     drop_gaps: bool = False
-    """Whether measured host time that no model has is left out."""
+    """Whether measured host time that no model covers is left out."""
 
     def sketched(self) -> Subject:
         """The subject with its script sketched into a job; itself where it is no script."""

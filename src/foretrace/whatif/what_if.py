@@ -33,7 +33,7 @@ OTHER_BATCH = "the inputs of the step look like a batch of "
 UNSEEN = "which work waits for a collective only the profile shows: of a changed step more of it may be exposed"
 COMPARED = "both sides are predicted by the platform's models, also where the step was measured"
 
-CARRIED_AS_IT_WAS = "measured host time that no model has is the same on both sides; more samples may load longer"
+CARRIED_AS_IT_WAS = "measured host time that no model covers is the same on both sides; more samples may load longer"
 
 STRANGE_SAMPLES = 1.5
 """Samples of another batch take as long as before, or less the more there are, up to so many times."""
@@ -112,7 +112,7 @@ def what_if(
     fabric, gpus_per_node
         What joins the ranks, as in `foretrace.predict`.
     drop_gaps
-        Leave out measured host time that no model has, as in `foretrace.predict`; else both sides have it.
+        Leave out measured host time that no model covers, as in `foretrace.predict`; else both sides have it.
     on_progress
         Called with how far it is.
     sets
@@ -212,7 +212,7 @@ def strange_batch(old: int | None, new: int | None, before_ms: float, after_ms: 
 
 
 def one_step(job: Job, step: str | None = None, drop_gaps: bool = False) -> Job:
-    """The job cut to one of its steps, with measured host time that no model has unless that shall be left out."""
+    """The job cut to one of its steps, with measured host time that no model covers unless that shall be left out."""
     name = chosen_step(job, step)
     graphs, _ = seen_by_all([cut_to_step(graph, name)[0] for graph in job.graphs], leave_out=False)
     return replace(job, graphs=graphs if drop_gaps else [with_host_gaps(graph) for graph in graphs])

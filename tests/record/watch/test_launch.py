@@ -50,7 +50,10 @@ def test_a_plain_script_is_recorded_unchanged_and_trains_to_its_end(tmp_path: Pa
 def test_a_script_that_ends_early_says_by_how_much(tmp_path: Path) -> None:
     done = run_recorded(tmp_path / "r", PYTHON, script(tmp_path, "for _ in range(7): step()\nprint('trained')\n"))
     assert done.returncode == 0 and done.stdout == "trained\n", "the job's own"
-    assert f"ended {SHORT_STEPS - 7} steps too early" in done.stderr and "the job itself succeeded" in done.stderr
+    assert (
+        f"ended {SHORT_STEPS - 7} steps before the recording was complete" in done.stderr
+        and "the job itself succeeded" in done.stderr
+    )
     assert "take fewer steps: --warmup 1 --plain 1 --profile 1" in done.stderr
     assert "Traceback" not in done.stderr
     assert left_in(tmp_path) == []
@@ -138,7 +141,7 @@ def test_a_script_that_crashes_before_leaves_nothing(tmp_path: Path) -> None:
     done = run_recorded(tmp_path / "r", PYTHON, script(tmp_path, "for _ in range(8): step()\nraise KeyError('mine')\n"))
     assert done.returncode == 1
     assert "KeyError: 'mine'" in done.stderr and "ended with exit code 1" in done.stderr
-    assert f"ended {SHORT_STEPS - 8} steps too early" in done.stderr
+    assert f"ended {SHORT_STEPS - 8} steps before the recording was complete" in done.stderr
     assert left_in(tmp_path) == []
 
 

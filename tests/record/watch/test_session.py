@@ -92,7 +92,10 @@ def test_a_loop_of_exactly_as_many_steps_is_long_enough(tmp_path: Path) -> None:
 
 def test_a_loop_that_is_too_short_says_by_how_much_and_leaves_nothing(tmp_path: Path) -> None:
     step = small_step()
-    with pytest.warns(UserWarning, match="ended 3 steps too early"), ft.recording(tmp_path / "r", **SHORT):
+    with (
+        pytest.warns(UserWarning, match="ended 3 steps before the recording was complete"),
+        ft.recording(tmp_path / "r", **SHORT),
+    ):
         for _ in range(SHORT_STEPS - 3):
             step()
     assert left_in(tmp_path) == []
@@ -109,7 +112,10 @@ def test_a_loop_that_ends_in_the_middle_of_a_watched_step_leaves_no_hook(tmp_pat
 
 
 def test_a_loop_without_a_step_says_so(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="10 steps too early"), ft.recording(tmp_path / "r", **SHORT):
+    with (
+        pytest.warns(UserWarning, match="10 steps before the recording was complete"),
+        ft.recording(tmp_path / "r", **SHORT),
+    ):
         pass
 
 

@@ -31,7 +31,7 @@ SCAFFOLD = "[pytorch|profiler|execution_"
 """Start of the names of nodes that stand for processes and threads."""
 NO_TIMES = "an execution trace has no times: bring the profiler trace of the same job for them"
 NO_PARENT = "{count} of its calls name a caller that was never written, since the trace ended inside of it"
-NO_FREES = "an execution trace does not say when memory is freed: storages are taken to die after their last use"
+NO_FREES = "an execution trace does not say when memory is freed: tensors are assumed to be freed after their last use"
 
 
 def read_execution_trace(path: Path) -> Graph:

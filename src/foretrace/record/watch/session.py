@@ -213,7 +213,7 @@ def why_unfinished(recorder: Recorder) -> str:
         return recorder.failed
     if _was_compiled_before() and not recorder.taken:
         return "the optimizer's step was compiled before the recording began"
-    return f"the job ended {recorder.missing_steps} steps too early"
+    return f"the job ended {recorder.missing_steps} steps before the recording was complete"
 
 
 def advice_on(recorder: Recorder) -> str:
