@@ -42,9 +42,7 @@ def platform_names(incomplete: str) -> list[str]:
     return sorted(name for name in names if name.startswith(incomplete.lower()))
 
 
-Platform = Annotated[
-    str, typer.Option(help="Platform: name, folder, or a GPU's file.", autocompletion=platform_names)
-]
+Platform = Annotated[str, typer.Option(help="Platform: name, folder, or a GPU's file.", autocompletion=platform_names)]
 Step = Annotated[str | None, typer.Option(help="Which step of a trace, for instance ProfilerStep#3.")]
 OtherFabric = Annotated[
     str | None, typer.Option(help="Network between the ranks: name of a fabric or a platform, or a fabric's file.")
