@@ -285,8 +285,9 @@ def test_without_torch_what_reads_files_works(foretrace_without_torch, arguments
     assert ran.returncode == 0 and "step" in ran.stdout, ran.stderr
 
 
-def test_help_cuts_no_sentence(foretrace):
-    assert "..." not in foretrace("--help").out.replace("[ARGS]...", "")
+@pytest.mark.parametrize("group", [(), ("platform",), ("fleet",)])
+def test_help_cuts_no_sentence(foretrace, group):
+    assert "..." not in foretrace(*group, "--help").out.replace("[ARGS]...", "")
 
 
 def test_quiet_says_nothing_but_the_result_and_errors(foretrace, tmp_path):

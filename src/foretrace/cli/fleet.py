@@ -35,7 +35,10 @@ def add(
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Add recordings to a store; those that it has already are skipped."""
+    """Add recordings to a store.
+
+    Those that it has already are skipped.
+    """
     from foretrace.fleet.adding import add_recordings
     from foretrace.fleet.labels import parse_labels, read_labels
     from foretrace.fleet.store import Store
@@ -84,7 +87,10 @@ def suite(
     json: AsJson = False,
     top: Top = 20,
 ) -> None:
-    """Choose few recordings, with weights, that stand for the fleet, and write each as a benchmark."""
+    """Choose few recordings that stand for the fleet.
+
+    Each gets a weight, and is written as a benchmark.
+    """
     from foretrace.fleet.store import Store
     from foretrace.fleet.suite import make_suite, parse_budget
     from foretrace.replay import Choices
@@ -108,7 +114,10 @@ def drift(
     json: AsJson = False,
     top: Top = 20,
 ) -> None:
-    """Say whether the fleet has moved away from a suite, and which few members to exchange."""
+    """Say whether a suite still stands for the fleet.
+
+    If not, which few of its members to exchange.
+    """
     from foretrace.fleet.store import Store
     from foretrace.fleet.suite import find_drift
     from foretrace.report import show as show_result
@@ -151,7 +160,10 @@ def stragglers(
     html: Html = None,
     top: Top = 10,
 ) -> None:
-    """Say what stragglers cost a job over all steps of a span log: by worker, stage and kind of span."""
+    """Say what stragglers cost a job.
+
+    Over all steps of a span log; by worker, stage and kind of span.
+    """
     check_outputs([spans], html=html)
     from foretrace.fleet.stragglers import find_stragglers
     from foretrace.report import show as show_result

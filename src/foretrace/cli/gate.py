@@ -33,7 +33,9 @@ def gate(
     json: AsJson = False,
     top: Top = 10,
 ) -> None:
-    """Compare the predicted step of a script with a baseline, and exit with 1 where it got worse.
+    """Fail where the predicted step got worse than a baseline.
+
+    The exit code is then 1.
 
     Step, device time, kernels, launches, waits, compiled programs and memory are predicted, not measured: the same
     script has the same figures on every machine. What got worse is named by op, module and line of the script.
