@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import foretrace as ft
 from foretrace.formats.execution_trace import read_execution_trace
 from foretrace.formats.join import join_traces
 from foretrace.formats.kineto import read_kineto
@@ -55,10 +56,12 @@ def test_reading_it_back_gives_the_same_kernels_calls_and_ops(tmp_path: Path, na
     assert [t.dtype for t in back.ops[4].tensors] == ["bfloat16"]
 
 
-def test_a_timeline_of_several_ranks_is_not_read_as_that_of_one(tmp_path: Path):
-    write_perfetto(job(), tmp_path / "job.json")
-    with pytest.raises(ForetraceError, match="a timeline of 2 ranks that Foretrace wrote"):
-        read_kineto(tmp_path / "job.json")
+def test_a_timeline_of_several_ranks_is_read_as_these(tmp_path: Path):
+    recorded = Path(__file__).parents[2] / "examples" / "dlrm-4-ranks"
+    write_perfetto(ft.load(recorded), tmp_path / "job.json")
+    back = ft.observe(tmp_path / "job.json")
+    assert [row.rank for row in back.ranks] == [0, 1, 2, 3]
+    assert [row.rank for row in back.stragglers] == [2]
 
 
 def test_ranks_are_processes_with_threads_and_streams_as_tracks(tmp_path: Path):

@@ -74,8 +74,6 @@ def _head(job: Job, zero_ns: int) -> dict[str, Any]:
         (graph,) = job.graphs
         groups = [{"pg_name": name, "ranks": ranks} for name, ranks in graph.groups.items()]
         head["distributedInfo"] = {"rank": graph.rank, "world_size": graph.world, "pg_config": groups}
-    else:  # a profiler trace is of one rank, and a reader has to know that this is none
-        head["distributedInfo"] = {"ranks": [graph.rank for graph in job.graphs], "world_size": job.world}
     return head
 
 

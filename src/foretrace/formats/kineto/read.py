@@ -67,11 +67,6 @@ def graph_of_columns(path: Path, columns: Columns, head: Head) -> Graph:
     kernels, events = kernel_table(columns, ops, calls, clock)
     for table in (ops, calls, kernels):
         _check_durations(path, table)
-    if isinstance(several := _distributed(head).get("ranks"), list) and len(several) > 1:
-        raise ForetraceError(
-            f"{path} is a timeline of {len(several)} ranks that Foretrace wrote, for Perfetto",
-            "Give the recording or the traces that it was made of.",
-        )
     rank, world = _rank_and_world(head)
     groups = _groups(head)
     finder = CollectiveFinder(ops, columns.op_collectives, groups, world)
