@@ -97,7 +97,9 @@ def test_a_trace_of_pytorch_before_kineto_is_read(tmp_path: Path):
     assert graph.kernels.op.tolist() == [0]
 
 
-@pytest.mark.parametrize("odd", [3, {"ph": "X", "pid": [1], "tid": {}, "ts": "soon"}, {"ph": "s", "id": None}])
+@pytest.mark.parametrize(
+    "odd", [3, {"ph": [], "ts": 1}, {"ph": "X", "pid": [1], "tid": {}, "ts": "soon"}, {"ph": "s", "id": None}]
+)
 def test_odd_events_among_them_are_no_bug(tmp_path: Path, odd: Any):
     try:
         read(tmp_path, [*jax_step(), odd])

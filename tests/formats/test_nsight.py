@@ -119,3 +119,10 @@ def test_a_damaged_export_is_one_line(tmp_path: Path, keep: int):
     (tmp_path / "cut.sqlite").write_bytes(whole[:keep] + b"\xff" * 50)
     with pytest.raises(ForetraceError, match=r"cut\.sqlite"):
         load_traces(tmp_path / "cut.sqlite")
+
+
+def test_names_that_are_no_text_are_one_line(tmp_path: Path):
+    whole = report(tmp_path / "report.sqlite").read_bytes()
+    (tmp_path / "report.sqlite").write_bytes(whole.replace(b"correlationId", b"correlati\xb5nId"))
+    with pytest.raises(ForetraceError, match="report.sqlite"):
+        load_traces(tmp_path / "report.sqlite")

@@ -40,7 +40,8 @@ def read_lanes(path: Path) -> Columns | None:
     """
     loaded = json_or_error(path, b"".join(read_json_chunks(path)))
     listed = loaded.get("traceEvents") if isinstance(loaded, dict) else loaded
-    raw = [event for event in listed if isinstance(event, dict)] if isinstance(listed, list) else []
+    events = [event for event in listed if isinstance(event, dict)] if isinstance(listed, list) else []
+    raw = [event for event in events if isinstance(event.get("ph"), str)]
     paired, unended = joined_pairs(raw)
     found = Columns.of([lenient_event(event) for event in with_flow_ids(paired)], str(path))
     lanes = _Lanes(paired)

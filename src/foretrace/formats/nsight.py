@@ -51,7 +51,7 @@ def read_nsight(path: Path) -> list[Graph]:
                 unpacked.write(chunk)
             unpacked.flush()
             return _read(path, Path(unpacked.name))
-    except (sqlite3.Error, OverflowError) as error:
+    except (sqlite3.Error, OverflowError, UnicodeError) as error:
         raise ForetraceError(f"{path} can't be read as an SQLite file ({error})", "Export it again.") from None
 
 
