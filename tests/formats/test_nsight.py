@@ -124,5 +124,5 @@ def test_a_damaged_export_is_one_line(tmp_path: Path, keep: int):
 def test_names_that_are_no_text_are_one_line(tmp_path: Path):
     whole = report(tmp_path / "report.sqlite").read_bytes()
     (tmp_path / "report.sqlite").write_bytes(whole.replace(b"correlationId", b"correlati\xb5nId"))
-    with pytest.raises(ForetraceError, match="report.sqlite"):
+    with pytest.raises(ForetraceError, match=r"report\.sqlite"):
         load_traces(tmp_path / "report.sqlite")
