@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from foretrace.platform.fabric import Fabric
     from foretrace.platform.host import Host
     from foretrace.platform.platform import Platform
+    from foretrace.platform.stack import Stack
     from foretrace.prediction.overrides import RankOverrides
     from foretrace.prediction.scaling import Scaling
     from foretrace.record.command import Script
@@ -225,6 +226,7 @@ def predict(
     slow_link: Mapping[int, float] | None = None,
     drop_gaps: bool = False,
     alloc_conf: str = "",
+    stack: Stack | str | Path = "auto",
     on_progress: OnProgress = lambda progress: None,
 ) -> StepReport:
     """How long a training step takes on a platform, and why.
@@ -264,6 +266,9 @@ def predict(
         Without it such time is carried over from the trace, scaled by the hosts where both are known.
     alloc_conf
         ``PYTORCH_CUDA_ALLOC_CONF`` of the processes, as ``"expandable_segments:True"``: what is reserved depends on it.
+    stack
+        The software of the cluster: the name of a shipped stack, the file of one that `foretrace check-table` fitted,
+        ``"none"``; ``"auto"`` takes the shipped one for jobs on devices that were not measured here.
     on_progress
         Called with what is being done, where that takes long.
 
@@ -311,7 +316,7 @@ def predict(
         )
     else:
         where = where or load_platform(DEFAULT_PLATFORM, host, fabric)
-        report = on_platform(job, where, kernels, step, gpus_per_node, world, overrides, drop_gaps)
+        report = on_platform(job, where, kernels, step, gpus_per_node, world, overrides, drop_gaps, stack)
     if report.workings is not None and world is None:  # charts show what was measured beside it
         report.workings = replace(report.workings, job=job, step=step)
     return report
@@ -415,6 +420,7 @@ def on_platform(
     world: int | None,
     overrides: RankOverrides,
     drop_gaps: bool = False,
+    stack: Stack | str | Path = "auto",
 ) -> StepReport:
     """A loaded job on a loaded platform; the rest is as in `predict`."""
     from foretrace.prediction.predict import predict_on_platform
@@ -432,6 +438,7 @@ def on_platform(
         if len(job.graphs) > 1 or job.alike or overrides.ranks:
             raise
         notes = []
+    where = with_stack(where, job, stack)
     return _with_notes(predict_on_platform(job, where, kernels, step, overrides, gpus_per_node, drop_gaps), notes)
 
 
@@ -448,6 +455,14 @@ def with_fabric(where: Platform, job: Job, gpus_per_node: int | None) -> tuple[P
 
     chosen, notes = choose_fabric(None, None, where.device.matches, job.world, gpus_per_node)
     return where.having(fabric=chosen), notes
+
+
+def with_stack(where: Platform, job: Job, stack: Stack | str | Path = "auto") -> Platform:
+    """The platform under a software stack, by its name or file; ``auto`` as `foretrace.platform.stack` has it."""
+    from foretrace.platform.stack import find_stack
+
+    found = find_stack(stack, where, job.world)
+    return where if found is None else found.applied(where)
 
 
 def _is_measured(job: Job, world: int | None) -> bool:

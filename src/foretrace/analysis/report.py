@@ -220,6 +220,8 @@ class StepReport(NotebookDocument):
     """Where the step was predicted; None for a measured one."""
     fabric: str | None = None
     """What joins the ranks of a predicted job."""
+    stack: str | None = None
+    """The software stack that a forecast is for, where it is not the platform's own."""
     missing: list[int] = field(default_factory=list)
     """Ranks of the job without a trace."""
     step: str | None = None
@@ -363,7 +365,7 @@ class StepReport(NotebookDocument):
 
 
 PREDICTED = (
-    "source", "platform", "fabric", "world", "step_ms", "step_ms_back_to_back", "span_ms", "samples", "low_ms",
+    "source", "platform", "fabric", "stack", "world", "step_ms", "step_ms_back_to_back", "span_ms", "samples", "low_ms",
     "high_ms", "device_active_ms", "device_idle_ms", "device_span_ms", "idle_causes", "kernel_ms", "kernels",
     "exposed_communication_ms", "hidden_communication_ms", "peak_memory_bytes", "memory_bytes", "fits", "tflops",
     "reserved_memory_bytes", "memory_by_kind", "memory_verdict", "memory_margin_bytes", "to_fit",

@@ -25,10 +25,10 @@ UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 """Typer's exception for wrong arguments, which it does not export."""
 
 SUBCOMMANDS = (
-    "record", "show", "predict", "whatif", "sweep", "check", "diff", "gate", "export", "benchmark", "replay", "shard",
-    "calibrate", "ui", "platform", "fleet",
+    "record", "show", "predict", "whatif", "sweep", "check", "check-table", "diff", "gate", "export", "benchmark",
+    "replay", "shard", "calibrate", "ui", "platform", "fleet",
 )  # fmt: skip
-"""In the order of the help. Each is a module with a function, or an app of its own, of the same name."""
+"""In the order of the help. Each is a module with a function, or an app of its own, of that name, with ``_``."""
 SETTINGS = {"record": {"allow_interspersed_args": False}}
 """From its first positional argument on, the arguments of `record` belong to the recorded job."""
 
@@ -74,13 +74,14 @@ def make_app(subcommands: Iterable[str]) -> typer.Typer:
     )
     app.callback()(foretrace)
     for name in subcommands:
-        found = getattr(import_module(f"foretrace.cli.{name}"), name)
+        module = name.replace("-", "_")
+        found = getattr(import_module(f"foretrace.cli.{module}"), module)
         if isinstance(found, typer.Typer):
             for command in found.registered_commands:
                 command.callback = with_output_options(command.callback)
             app.add_typer(found, name=name)
         else:
-            app.command(context_settings=SETTINGS.get(name))(with_output_options(found))
+            app.command(name, context_settings=SETTINGS.get(name))(with_output_options(found))
     return app
 
 

@@ -54,6 +54,10 @@ Parallel = Annotated[
         metavar="WAYS", help="Split the step of one rank over many: data=8,tensor=2,pipeline=4,microbatches=16."
     ),
 ]
+StackName = Annotated[
+    str,
+    typer.Option("--stack", help="The cluster's software: auto, none, a shipped stack's name, or a stack's file."),
+]
 BatchWas = Annotated[
     int | None, typer.Option(min=1, help="Recorded batch size, where Foretrace can't find it in the step.")
 ]

@@ -15,6 +15,7 @@ from foretrace.cli.options import (
     OtherFabric,
     Parallel,
     PerNode,
+    StackName,
     Step,
     What,
     check_outputs,
@@ -90,6 +91,7 @@ def predict(
     gpus_per_node: PerNode = None,
     world: Worlds = None,
     parallel: Parallel = None,
+    stack: StackName = "auto",
     slow_host: SlowHosts = None,
     host_of: HostsOf = None,
     slow_link: SlowLinks = None,
@@ -118,7 +120,7 @@ def predict(
     options: dict[str, Any] = {
         "host": host, "fabric": fabric, "gpus_per_node": gpus_per_node, "step": step,
         "kernels": kernels.value if kernels else None, "drop_gaps": drop_gaps, "alloc_conf": alloc_conf,
-        **vars(overrides),
+        "stack": stack, **vars(overrides),
     }  # fmt: skip
     result = _predicted(what, on, parallel, sizes, options)
     if trace is not None:

@@ -395,16 +395,19 @@ def _divided(times: Times, factor: float) -> Times:
 
 
 def _scaled_fabric(platform: Platform, factors: Mapping[str, float]) -> Fabric | None:
-    """Scale links inside a node and between nodes, and with them the curves that were measured on them."""
     inside, between = factors.get("nvlink", 1.0), factors.get("network", 1.0)
-    fabric = platform.fabric
     if inside == between == 1.0:
-        return fabric
-    if fabric is None:
+        return platform.fabric
+    if platform.fabric is None:
         raise ForetraceError(
             f"{platform.name} has no fabric whose links could be scaled",
             "Name one with --fabric, in Python with fabric=…: `foretrace platform list` shows them.",
         )
+    return scaled_fabric(platform.fabric, inside, between)
+
+
+def scaled_fabric(fabric: Fabric, inside: float, between: float) -> Fabric:
+    """Scale links inside a node and between nodes, and with them the curves that were measured on them."""
     links = fabric.links
     if links:
         network = links.network and replace(links.network, gbit=links.network.gbit * between)

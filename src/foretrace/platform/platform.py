@@ -24,6 +24,7 @@ from foretrace.platform.typed_json import PositiveInt, read_as, read_object, wri
 if TYPE_CHECKING:
     from foretrace.platform.fabric import Fabric
     from foretrace.platform.hypothetical import CrossDeviceScaling
+    from foretrace.platform.stack import Stack
 
 FORMAT = "foretrace platform"
 VERSION = 3
@@ -69,6 +70,8 @@ class Platform:
     about: About
     cross_device: CrossDeviceScaling | None = None
     """How times of the kernel models are scaled to the device, where they were fitted on another one."""
+    stack: Stack | None = None
+    """The software that it is taken to run, where that is not the calibration's own."""
 
     @property
     def models(self) -> Path:

@@ -21,6 +21,7 @@ from foretrace.graph import Graph, Job
 from foretrace.graph.graph import chosen_step, cut_to_step
 from foretrace.platform.device import Device
 from foretrace.platform.platform import Platform
+from foretrace.platform.stack import widened
 from foretrace.prediction.device_work import keeps_measured_kernels
 from foretrace.prediction.job import (
     SimulatedJob,
@@ -159,6 +160,10 @@ def predict_on_platform(
     done, ranks = _simulate_on_platform(job, platform, kernels, step, overrides, gpus_per_node, drop_gaps)
     report = build_report(job, done, platform.device)
     report.platform, report.fabric = platform.name, platform.fabric.name if platform.fabric else None
+    stack_notes = []
+    if platform.stack is not None:
+        report.stack, stack_notes = platform.stack.name, [platform.stack.note()]
+        report.low_ms, report.high_ms = widened(report.step_ms, report.low_ms, report.high_ms, platform.stack.spread)
     if any(rank.step.gaps for rank in ranks):
         from foretrace.prediction.gaps import carried_rows
 
@@ -170,7 +175,14 @@ def predict_on_platform(
     rank_notes = merge_rank_notes({rank.graph.rank: rank.notes for rank in ranks})
     report.notes = _job_notes(
         job,
-        [*rank_notes, *done.notes, *_idle_device_note(ranks, platform), *_queued_note(ranks), *_guess_note(report)],
+        [
+            *stack_notes,
+            *rank_notes,
+            *done.notes,
+            *_idle_device_note(ranks, platform),
+            *_queued_note(ranks),
+            *_guess_note(report),
+        ],
     )
     return report
 

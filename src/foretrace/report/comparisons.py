@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from foretrace.analysis.compare import Check, OpMiss, PathChange, StepDifference, TimeChange
     from foretrace.prediction.scaling import Scaling
     from foretrace.whatif.points import Point, Sweep
+    from foretrace.whatif.step_table import TableCheck
     from foretrace.whatif.what_if import WhatIf
 
 LEAST_CHANGE_MS = 0.0005
@@ -163,6 +164,36 @@ def _check_facts(check: Check) -> Iterator[Fact]:
         yield "memory", f"{bytes_(ours)}, {bytes_(theirs)}", off((ours, theirs))
     shares = ", ".join(f"{percent(share)} {COVERAGE[how]}" for how, share in check.coverage.items() if round(share, 4))
     yield "known", "", shares or "the step gives the device nothing to do"
+
+
+def table_blocks(check: TableCheck, top: int | None) -> Blocks:
+    """How far forecasts of a table's rows are off: in all, by configuration, and row by row."""
+    found, fitted = check.summary(check.scored), sum(one.fitted for one in check.rows)
+    facts = [
+        ("rows", f"{found['rows']:.0f}", f"scored; a stack was fitted on {fitted} others" if fitted else "scored"),
+        ("error", f"{100 * found['mean_error']:.1f} %", f"mean; {_signed(found['worst'])} at worst"),
+        ("bias", _signed(found["bias"]), "of the forecasts"),
+        ("inside", percent(found["inside"]), "of the rows lie in the range"),
+    ]
+    if check.stack:
+        facts.append(("stack", check.stack.name, f"{check.stack.changes}; spread {100 * check.stack.spread:.0f} %"))
+    yield fact_lines(f"{check.source}: forecasts against measured steps", facts)
+    groups = [
+        [name, f"{one['rows']:.0f}", f"{100 * one['mean_error']:.1f} %", _signed(one["bias"]), percent(one["inside"])]
+        for name, one in check.by_configuration().items()
+    ]
+    yield table("By configuration", ["<configuration…", "rows", "error", "bias", "inside"], groups, top)
+    rows = [
+        [one.row.model, one.row.parallel, one.row.gpu, ms(one.row.ms), ms(one.predicted_ms),
+         f"{ms(one.low_ms)} – {ms(one.high_ms)}", _signed(one.off), "fitted" if one.fitted else ""]
+        for one in check.rows
+    ]  # fmt: skip
+    yield table("Rows", ["<model…", "<parallel…", "<gpu", "ms", "forecast", "range", "off", "<"], rows, top)
+    yield from note_lines(check.notes)
+
+
+def _signed(share: float) -> str:
+    return f"{100 * share:+.1f} %"
 
 
 def _both_ms(pair: tuple[float, float]) -> str:

@@ -33,6 +33,7 @@ BLOCKS = {
     "StepList": "step.step_list_blocks",
     "StepDifference": "comparisons.difference_blocks",
     "Check": "comparisons.check_blocks",
+    "TableCheck": "comparisons.table_blocks",
     "WhatIf": "comparisons.whatif_blocks",
     "Sweep": "comparisons.sweep_blocks",
     "Scaling": "comparisons.scaling_blocks",

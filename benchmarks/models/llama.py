@@ -1,0 +1,120 @@
+"""Llama 3 in bfloat16, as torchtitan and Megatron train it: what rows of published tables are predicted from.
+
+foretrace predict --on h100 --parallel data=8,sharded,mixed -- python benchmarks/models/llama.py --preset 8b --batch 2
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Size of a Llama and of the text it is trained on."""
+
+    layers: int
+    dim: int
+    heads: int
+    key_heads: int
+    hidden: int
+    vocabulary: int = 128256
+    seq: int = 8192
+
+
+PRESETS = {
+    "tiny": Shape(2, 64, 4, 2, 128, 512, 32),
+    "8b": Shape(32, 4096, 32, 8, 14336),
+    "70b": Shape(80, 8192, 64, 8, 28672),
+    "405b": Shape(126, 16384, 128, 8, 53248),
+}
+
+
+def rotated(x: Tensor, angles: Tensor) -> Tensor:
+    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs * angles[: x.shape[1], None]).flatten(-2).type_as(x)
+
+
+class Attention(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.width = shape.dim // shape.heads
+        self.q, self.out = (nn.Linear(shape.dim, shape.dim, bias=False) for _ in range(2))
+        self.k, self.v = (nn.Linear(shape.dim, shape.key_heads * self.width, bias=False) for _ in range(2))
+
+    def forward(self, x: Tensor, angles: Tensor) -> Tensor:
+        q, k, v = (layer(x).unflatten(-1, (-1, self.width)) for layer in (self.q, self.k, self.v))
+        q, k = rotated(q, angles), rotated(k, angles)
+        heads = (part.transpose(1, 2) for part in (q, k, v))
+        seen = functional.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True)
+        return self.out(seen.transpose(1, 2).flatten(-2))
+
+
+class Block(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.attention, self.before_attention = Attention(shape), nn.RMSNorm(shape.dim)
+        self.before_mlp = nn.RMSNorm(shape.dim)
+        self.gate, self.up = (nn.Linear(shape.dim, shape.hidden, bias=False) for _ in range(2))
+        self.down = nn.Linear(shape.hidden, shape.dim, bias=False)
+
+    def forward(self, x: Tensor, angles: Tensor) -> Tensor:
+        x = x + self.attention(self.before_attention(x), angles)
+        given = self.before_mlp(x)
+        return x + self.down(functional.silu(self.gate(given)) * self.up(given))
+
+
+class Llama(nn.Module):
+    """``recompute`` keeps only each block's input for the backward pass."""
+
+    def __init__(self, shape: Shape, recompute: bool) -> None:
+        super().__init__()
+        self.recompute = recompute
+        self.words = nn.Embedding(shape.vocabulary, shape.dim)
+        self.layers = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.norm, self.output = nn.RMSNorm(shape.dim), nn.Linear(shape.dim, shape.vocabulary, bias=False)
+        width = shape.dim // shape.heads
+        turns = torch.outer(torch.arange(shape.seq), 500000.0 ** -(torch.arange(0, width, 2) / width)).float()
+        self.register_buffer("angles", torch.polar(torch.ones_like(turns), turns), persistent=False)
+
+    def forward(self, text: Tensor) -> Tensor:
+        x = self.words(text)
+        for layer in self.layers:
+            if self.recompute:
+                x = checkpoint(layer, x, self.angles, use_reentrant=False)
+            else:
+                x = layer(x, self.angles)
+        return self.output(self.norm(x))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--preset", choices=list(PRESETS), default="tiny")
+    parser.add_argument("--layers", type=int)
+    parser.add_argument("--seq", type=int)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--recompute", action="store_true")
+    args = parser.parse_args()
+    shape = PRESETS[args.preset]
+    shape = replace(shape, layers=args.layers or shape.layers, seq=args.seq or shape.seq)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with torch.device(device):
+        model = Llama(shape, args.recompute)
+        angles = model.angles
+        model.bfloat16().angles = angles
+        text = torch.randint(shape.vocabulary, (args.batch, shape.seq + 1))
+    optimizer = torch.optim.AdamW(model.parameters(), fused=device == "cuda")
+    for _ in range(3):
+        optimizer.zero_grad()
+        scores = model(text[:, :-1]).float()
+        functional.cross_entropy(scores.flatten(0, 1), text[:, 1:].flatten()).backward()
+        optimizer.step()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""A software stack: by how much the frameworks, libraries and clocks of a cluster differ from those of the platform.
+
+Kernel times and host times of a platform are those of one machine with one version of PyTorch. Published step times of
+other clusters show what theirs add up to; a stack has that in a few factors, which `foretrace check-table` fits.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from foretrace.errors import ForetraceError, unknown_name
+from foretrace.platform.device import ATTENTION
+from foretrace.platform.hypothetical import CrossDeviceScaling, scaled_fabric, scaled_host
+from foretrace.platform.platform import Platform
+from foretrace.platform.typed_json import Positive, read_as, write
+
+STACKS = Path(__file__).parent / "data" / "stacks"
+"""Shipped stacks, a file each, fitted on published step times."""
+AUTO, NONE = "auto", "none"
+FACTORS = ("gemm", "memory", "links", "host")
+"""What a fit changes."""
+P90 = 1.2816
+"""Standard deviations from the median to the 90th percentile."""
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Shares of a platform's modelled rates that a cluster's software achieves.
+
+    >>> Stack("ours", "made up", gemm=0.8).changes
+    'GEMMs and attention at 0.80 of the modelled rate'
+    """
+
+    name: str
+    provenance: str
+    gemm: Positive = 1.0
+    """Share of the rate of GEMMs, convolutions and attention: older libraries, clocks under a power limit."""
+    memory: Positive = 1.0
+    """Share of the rate of all other kernels: fusion above 1, unfused framework code below."""
+    links: Positive = 1.0
+    """Share of the rate of links inside nodes and between them."""
+    host: Positive = 1.0
+    """How many times as fast the host is: framework time between calls."""
+    attention: str = ""
+    """The attention of its libraries, as `Device.attention`; empty for the device's own."""
+    spread: float = 0.0
+    """Standard deviation of the logarithm of published step times around forecasts with it."""
+    devices: tuple[str, ...] = ()
+    """Devices that it is taken for where none is named."""
+
+    @classmethod
+    def read(cls, path: Path) -> Stack:
+        """Read a stack's file; an error names the field that is wrong."""
+        stack = read_as(cls, path)
+        if stack.attention not in ("", *ATTENTION):
+            raise ForetraceError(
+                f"{path}: the field 'attention' holds {stack.attention!r}", f"It should be {' or '.join(ATTENTION)}."
+            )
+        return stack
+
+    def write(self, path: Path) -> None:
+        """Write it, so that ``--stack FILE`` takes it."""
+        write(path, asdict(self))
+
+    @property
+    def changes(self) -> str:
+        """What it changes, in words."""
+        shares = (
+            ("GEMMs and attention", self.gemm),
+            ("other kernels", self.memory),
+            ("links", self.links),
+        )
+        parts = [f"{what} at {share:.2f} of the modelled rate" for what, share in shares if share != 1.0]
+        parts += [f"the host {self.host:.2f} times as fast"] if self.host != 1.0 else []
+        parts += [f"{self.attention} attention"] if self.attention else []
+        return ", ".join(parts) or "nothing"
+
+    def applied(self, platform: Platform) -> Platform:
+        """The platform under this stack."""
+        device = replace(platform.device, attention=self.attention or platform.device.attention)
+        scaling = platform.cross_device
+        if scaling is None and (self.gemm, self.memory) != (1.0, 1.0):
+            scaling = CrossDeviceScaling(platform.device)
+            device = replace(device, matches=f"{device.matches}, scaled")
+        if scaling is not None:
+            shares = {"gemm": self.gemm, "memory": self.memory, "issue": self.memory}
+            scaling = replace(scaling, **{name: getattr(scaling, name) * share for name, share in shares.items()})
+        fabric = platform.fabric and scaled_fabric(platform.fabric, self.links, self.links)
+        host = scaled_host(platform.host, self.host)
+        return replace(platform, device=device, cross_device=scaling, host=host, fabric=fabric, stack=self)
+
+    def note(self) -> str:
+        """A note on a forecast that was made with it."""
+        spread = f"; steps were {100 * math.expm1(self.spread):.0f} % off with it, which widens the range"
+        return f"stack {self.name} ({self.changes}): {self.provenance}{spread if self.spread else ''}"
+
+
+def stacks() -> dict[str, Path]:
+    """The files of the shipped stacks, by name.
+
+    >>> all(Stack.read(path).name == name for name, path in stacks().items())
+    True
+    """
+    return {path.stem: path for path in sorted(STACKS.glob("*.json"))}
+
+
+def find_stack(named: Stack | str | Path, platform: Platform, ranks: int) -> Stack | None:
+    """The stack of a job: by its name or file; ``auto`` for that of the device, where that was not measured here.
+
+    One rank alone needs none: what was published of single GPUs was met without.
+
+    >>> find_stack("auto", Platform.named("h200"), 8)
+    """
+    if isinstance(named, Stack):
+        return named
+    known = stacks()
+    if str(named) == AUTO:
+        if platform.cross_device is None or ranks == 1 or ":" in platform.name:
+            return None
+        return next((one for one in map(Stack.read, known.values()) if platform.device.name in one.devices), None)
+    if str(named) == NONE:
+        return None
+    if str(named) in known:
+        return Stack.read(known[str(named)])
+    path = Path(named)
+    if not path.is_file():
+        raise unknown_name("stack", str(named), [AUTO, NONE, *known])
+    return Stack.read(path)
+
+
+def widened(step_ms: float, low_ms: float, high_ms: float, spread: float) -> tuple[float, float]:
+    """The range of a step, with the spread of published steps added to it.
+
+    >>> [round(ms) for ms in widened(100.0, 95.0, 105.0, 0.1)]
+    [87, 115]
+    """
+    more = P90 * spread
+    down, up = math.log(step_ms / low_ms), math.log(high_ms / step_ms)
+    return step_ms * math.exp(-math.hypot(down, more)), step_ms * math.exp(math.hypot(up, more))

@@ -1,0 +1,266 @@
+"""Tables of step times, published or of one's own, against forecasts; and the software stack that fits them best."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from foretrace.api import read, with_fabric
+from foretrace.errors import ForetraceError
+from foretrace.graph import Job
+from foretrace.platform.platform import Platform
+from foretrace.platform.registry import load_platform
+from foretrace.platform.stack import FACTORS, NONE, P90, Stack, find_stack
+from foretrace.prediction.predict import predict_on_platform, step_figures
+from foretrace.transforms.parallel.parallelize import parallelize
+from foretrace.whatif.changes import edit_step, parallel_options
+from foretrace.whatif.grammar import read_parallel
+
+NEEDED = ("model", "gpu", "ms")
+OPTIONAL = ("parallel", "set", "fabric", "gpus_per_node")
+PROBE = 0.8
+"""Factor by which each constant is changed to see what a step depends on."""
+PULL = 0.1
+"""Weight of a constant's logarithm beside the errors: what a table does not show stays at one."""
+LIMITS = 0.25, 2.0
+"""Constants beyond these are no stack."""
+ROUNDS = 2
+"""Steps of the fit: the second corrects what the first took for straight."""
+DEGREES = ("tensor", "pipeline", "data", "experts")
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """A row of a table: a model as `foretrace predict` takes it, how ranks share it, where, and the measured step."""
+
+    model: str
+    gpu: str
+    ms: float
+    parallel: str = ""
+    set: str = ""
+    """Changes of the step, as of `foretrace whatif --set`, separated by semicolons."""
+    fabric: str = ""
+    gpus_per_node: int | None = None
+
+    @property
+    def configuration(self) -> str:
+        """GPU and degrees of parallelism, by which errors are summed up."""
+        options = dict(word.partition("=")[::2] for word in self.parallel.split(",") if word)
+        degrees = [f"{name}={options[name]}" for name in DEGREES if name in options and name != "data"]
+        return " ".join([self.gpu, *degrees]) if degrees else f"{self.gpu} data"
+
+
+@dataclass(frozen=True)
+class CheckedRow:
+    """A row with its forecast."""
+
+    row: TableRow
+    predicted_ms: float
+    low_ms: float
+    high_ms: float
+    fitted: bool
+    """Whether the stack was fitted on it."""
+
+    @property
+    def off(self) -> float:
+        """Error of the forecast, as a share of the measured time."""
+        return self.predicted_ms / self.row.ms - 1
+
+    @property
+    def inside(self) -> bool:
+        """Whether the measured time lies in the range."""
+        return self.low_ms <= self.row.ms <= self.high_ms
+
+
+@dataclass
+class TableCheck:
+    """Forecasts of a table's rows, and the stack that they were made with."""
+
+    source: str
+    rows: list[CheckedRow]
+    stack: Stack | None = None
+    """The fitted one, or the one that was named; None where each row has that of its GPU."""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def scored(self) -> list[CheckedRow]:
+        """The rows that count: those that nothing was fitted on, where there are some."""
+        return [one for one in self.rows if not one.fitted] or self.rows
+
+    def summary(self, rows: Sequence[CheckedRow]) -> dict[str, float]:
+        """Errors of some rows."""
+        off = [one.off for one in rows]
+        return {
+            "rows": len(rows),
+            "mean_error": sum(map(abs, off)) / len(off),
+            "bias": math.exp(sum(map(math.log1p, off)) / len(off)) - 1,
+            "worst": max(off, key=abs),
+            "inside": sum(one.inside for one in rows) / len(rows),
+        }
+
+    def by_configuration(self) -> dict[str, dict[str, float]]:
+        """Errors by GPU and degrees of parallelism."""
+        names = dict.fromkeys(one.row.configuration for one in self.scored)
+        return {name: self.summary([one for one in self.scored if one.row.configuration == name]) for name in names}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields of its JSON."""
+        return {
+            "source": self.source,
+            "stack": asdict(self.stack) if self.stack else None,
+            "summary": self.summary(self.scored),
+            "by_configuration": self.by_configuration(),
+            "rows": [
+                {**asdict(one.row), **{k: v for k, v in asdict(one).items() if k != "row"}, "off": one.off,
+                 "inside": one.inside}
+                for one in self.rows
+            ],
+            "notes": self.notes,
+        }  # fmt: skip
+
+
+def read_table(path: Path) -> list[TableRow]:
+    """The rows of a CSV file; an error names the line that is wrong."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            lines = list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ForetraceError(f"{path} can't be read ({error})", "Give a CSV file.") from None
+    known = {*NEEDED, *OPTIONAL}
+    found = [name for name in (lines[0] if lines else {}) if name]
+    lacking = [name for name in NEEDED if name not in found]
+    if not lines or lacking or not known.issuperset(found):
+        odd = ", ".join(name for name in found if name not in known)
+        what = f"lacks {', '.join(lacking)}" if lacking else f"has columns that mean nothing: {odd}"
+        raise ForetraceError(
+            f"{path} {what if lines else 'has no rows'}",
+            f"Its columns are {', '.join(NEEDED)}, and may be {', '.join(OPTIONAL)}.",
+        )
+    return [_row(path, number, line) for number, line in enumerate(lines, 2)]
+
+
+def _row(path: Path, number: int, line: dict[str, str | None]) -> TableRow:
+    texts = {name: (value or "").strip() for name, value in line.items()}
+    try:
+        ms = float(texts.pop("ms"))
+        nodes = texts.pop("gpus_per_node", "")
+        row = TableRow(ms=ms, gpus_per_node=int(nodes) if nodes else None, **texts)
+    except ValueError as error:
+        raise ForetraceError(f"{path}, line {number}: {error}", "Write numbers.") from None
+    if not (0 < row.ms < math.inf and row.model and row.gpu):
+        raise ForetraceError(f"{path}, line {number} has no model, no GPU or no time", "Fill them in.")
+    return row
+
+
+class _Subject:
+    """The job of a row, made once, on its platform."""
+
+    def __init__(self, row: TableRow) -> None:
+        self.row = row
+        options = parallel_options(read_parallel(row.parallel)) if row.parallel else {}
+        self.platform = load_platform(row.gpu, fabric=row.fabric or None)
+        job = read(row.model, self.platform.device.kind)
+        changes = [text.strip() for text in row.set.split(";") if text.strip()]
+        if changes:
+            job = replace(job, graphs=[edit_step(graph, changes) for graph in job.graphs])
+        self.job: Job = parallelize(job, **options) if options else job
+        self.platform, _ = with_fabric(self.platform, self.job, row.gpus_per_node)
+
+    def under(self, stack: Stack | None) -> Platform:
+        return stack.applied(self.platform) if stack else self.platform
+
+    def ms(self, stack: Stack | None) -> float:
+        """The step by itself: frameworks read the loss or the norm of the gradients, and so wait for its end."""
+        return step_figures(self.job, self.under(stack), self.row.gpus_per_node)[0].step_ms
+
+    def checked(self, stack: Stack | None, fitted: bool) -> CheckedRow:
+        report = predict_on_platform(self.job, self.under(stack), "model", gpus_per_node=self.row.gpus_per_node)
+        return CheckedRow(self.row, report.step_ms, report.low_ms, report.high_ms, fitted)
+
+
+def check_table(
+    path: str | Path,
+    stack: Stack | str | Path = "auto",
+    fit: float = 0.0,
+    name: str = "fitted",
+    on_row: Callable[[str], None] = lambda what: None,
+) -> TableCheck:
+    """Hold a table of step times against forecasts; and fit a stack on a share of its rows, where that is asked for.
+
+    Parameters
+    ----------
+    path
+        A CSV file with the columns ``model`` (what `foretrace predict` takes: a script, a command, a recording),
+        ``gpu`` and ``ms``; and perhaps ``parallel``, ``set``, ``fabric`` and ``gpus_per_node``.
+    stack
+        As in `foretrace.predict`. A fit starts from ``"none"``.
+    fit
+        The share of the rows that a stack is fitted on, every so-manyth row; the others are scored. 1 fits on all.
+    name
+        Of the fitted stack.
+    on_row
+        Called with what is done.
+    """
+    if not 0.0 <= fit <= 1.0:
+        raise ForetraceError(f"{fit} is no share of the rows", "Give a number from 0 to 1, for instance --fit 0.33.")
+    rows = read_table(Path(path))
+    chosen = {int(place / fit) for place in range(math.ceil(len(rows) * fit))} if fit else set()
+    subjects = []
+    for number, row in enumerate(rows, 1):
+        on_row(f"row {number} of {len(rows)}: {row.model} {row.parallel}")
+        subjects.append(_Subject(row))
+    given = [subject for place, subject in enumerate(subjects) if place in chosen]
+    found = (
+        fit_stack(given, name, f"fitted on {len(given)} of {len(rows)} rows of {Path(path).name}", on_row)
+        if given
+        else None
+    )
+    named = found or (None if str(stack) == "auto" else _named(stack, subjects))
+    checked = []
+    for place, subject in enumerate(subjects):
+        on_row(f"forecast {place + 1} of {len(rows)}")
+        own = named if found or str(stack) != "auto" else find_stack(stack, subject.platform, subject.job.world)
+        checked.append(subject.checked(own, place in chosen))
+    return TableCheck(str(path), checked, named)
+
+
+def _named(stack: Stack | str | Path, subjects: Iterable[_Subject]) -> Stack | None:
+    first = next(iter(subjects))
+    return None if str(stack) == NONE else find_stack(stack, first.platform, 2)
+
+
+def fit_stack(
+    subjects: Sequence[_Subject], name: str, provenance: str, on_row: Callable[[str], None] = lambda what: None
+) -> Stack:
+    """The factors that bring forecasts closest to measured steps, in logarithms, with a weak pull to one.
+
+    What a step depends on is seen by changing one factor after the other; factors are few, so that few rows will do.
+    """
+    on_row(f"fitting on {len(subjects)} rows")
+    measured = np.log([subject.row.ms for subject in subjects])
+    start = Stack(name, provenance)
+    base = np.log([subject.ms(start) for subject in subjects])
+    slopes = np.stack([
+        (np.log([subject.ms(replace(start, **{factor: PROBE})) for subject in subjects]) - base) / math.log(PROBE)
+        for factor in FACTORS
+    ], axis=1)  # fmt: skip
+    pull = PULL * math.sqrt(len(subjects))
+    logs, current, stack = np.zeros(len(FACTORS)), base, start
+    for _ in range(ROUNDS):
+        left = np.concatenate([slopes, pull * np.eye(len(FACTORS))])
+        right = np.concatenate([measured - current, -pull * logs])
+        logs = np.clip(logs + np.linalg.lstsq(left, right, rcond=None)[0], *np.log(LIMITS))
+        values = {factor: float(round(math.exp(one), 4)) for factor, one in zip(FACTORS, logs)}
+        stack = replace(start, **values)
+        current = np.log([subject.ms(stack) for subject in subjects])
+    residual = measured - current
+    freedom = max(1, len(subjects) - len(FACTORS))
+    spread = max(math.sqrt(float(residual @ residual) / freedom), float(np.abs(residual).max()) / P90 / 2)
+    devices = tuple(dict.fromkeys(subject.platform.device.name for subject in subjects))
+    return replace(stack, spread=round(spread, 4), devices=devices)

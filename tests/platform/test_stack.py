@@ -1,0 +1,63 @@
+"""Software stacks: what they change of a platform, and where one is taken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import foretrace as ft
+from foretrace.graph import ForetraceError, Graph, Op, OpTable, Tensor
+from foretrace.platform.stack import Stack, find_stack, stacks, widened
+from foretrace.transforms.parallel.parallelize import parallelize
+from tests.transforms.parallel.steps import gpt_step
+
+
+def gemm() -> Graph:
+    square = Tensor((4096, 4096), "bfloat16", "cuda:0")
+    return Graph(OpTable.of([Op("aten::mm", (square, square), outputs=(square,))]))
+
+
+@pytest.mark.parametrize("on", ["h200", "a100"])
+def test_gemms_at_half_the_rate_take_twice_as_long(on: str) -> None:
+    plain, half = (
+        ft.predict(gemm(), on=on, stack=stack).device_active_ms for stack in ("none", Stack("s", "", gemm=0.5))
+    )
+    assert half == pytest.approx(2 * plain, rel=0.1)
+
+
+def test_a_slower_host_and_slower_links_take_longer_and_a_note_says_so() -> None:
+    job = parallelize(gpt_step(), data=4)
+    stacked = Stack("ours", "made up", host=0.5, links=0.5, spread=0.2)
+    plain, slow = (ft.predict(job, on="a100", stack=stack) for stack in ("none", stacked))
+    assert slow.step_ms > 1.5 * plain.step_ms
+    assert slow.stack == "ours" and plain.stack is None
+    assert any("links at 0.50 of the modelled rate, the host 0.50 times as fast" in note for note in slow.notes)
+    assert slow.high_ms / slow.step_ms > 1.25 and slow.step_ms / slow.low_ms > 1.25
+
+
+def test_auto_is_for_jobs_on_devices_that_were_not_measured() -> None:
+    a100, h200 = ft.load_platform("a100"), ft.load_platform("h200")
+    assert find_stack("auto", h200, 8) is None and find_stack("auto", a100, 1) is None
+    assert find_stack("auto", ft.load_platform("a100:hbm=2"), 8) is None
+    for path in stacks().values():
+        shipped = Stack.read(path)
+        for device in shipped.devices:
+            assert find_stack("auto", ft.load_platform(device), 8) == shipped
+
+
+def test_a_stack_has_a_name_or_a_file(tmp_path: Path) -> None:
+    Stack("ours", "made up", gemm=0.8).write(tmp_path / "ours.json")
+    platform = ft.load_platform("a100")
+    assert find_stack(tmp_path / "ours.json", platform, 1) == Stack("ours", "made up", gemm=0.8)
+    with pytest.raises(ForetraceError, match=r"there is no stack 'nome'.*none"):
+        find_stack("nome", platform, 8)
+    (tmp_path / "ours.json").write_text('{"name": "ours", "provenance": "", "attention": "slow"}')
+    with pytest.raises(ForetraceError, match="the field 'attention' holds 'slow'"):
+        find_stack(tmp_path / "ours.json", platform, 8)
+
+
+def test_the_spread_of_published_steps_widens_a_range() -> None:
+    low, high = widened(100.0, 99.0, 101.0, 0.1)
+    assert low == pytest.approx(88, abs=1) and high == pytest.approx(114, abs=1)
+    assert widened(100.0, 90.0, 110.0, 0.0) == pytest.approx((90.0, 110.0))

@@ -1,0 +1,71 @@
+"""Tables of step times against forecasts, and stacks fitted on them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from foretrace.graph import ForetraceError
+from foretrace.platform.stack import Stack
+from foretrace.whatif import step_table
+from foretrace.whatif.step_table import TableRow, check_table, fit_stack, read_table
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+MODEL = f"{EXAMPLES / 'gpt.py'}"
+TRUTH = Stack("truth", "", gemm=0.6, host=0.8)
+ROWS = ["data=2", "tensor=2,microbatches=2", "pipeline=2,microbatches=4", "data=4,sharded"]
+
+
+@pytest.fixture(scope="module")
+def subjects() -> list[step_table._Subject]:
+    """Jobs whose measured steps are those that a known stack would have."""
+    found = [step_table._Subject(TableRow(MODEL, "a100", 1.0, parallel)) for parallel in ROWS]
+    for subject in found:
+        subject.row = replace(subject.row, ms=subject.ms(TRUTH))
+    return found
+
+
+def test_a_fit_finds_the_constants_that_measured_steps_were_made_with(subjects: list[step_table._Subject]) -> None:
+    found = fit_stack(subjects, "found", "here")
+    assert found.gemm == pytest.approx(TRUTH.gemm, rel=0.15)
+    assert found.devices == ("a100",)
+    for subject in subjects:
+        assert subject.ms(found) == pytest.approx(subject.row.ms, rel=0.06)
+
+
+def table(folder: Path, subjects: list[step_table._Subject]) -> Path:
+    path = folder / "steps.csv"
+    lines = [f'{s.row.model},"{s.row.parallel}",{s.row.gpu},{s.row.ms}' for s in subjects]
+    path.write_text("\n".join(["model,parallel,gpu,ms", *lines]))
+    return path
+
+
+def test_rows_that_were_not_fitted_are_scored(
+    tmp_path: Path, subjects: list[step_table._Subject], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = {subject.row.parallel: subject for subject in subjects}
+    monkeypatch.setattr(step_table, "_Subject", lambda row: made[row.parallel])
+    path = table(tmp_path, subjects)
+    plain, fitted = check_table(path, "none"), check_table(path, fit=0.5)
+    assert [one.fitted for one in fitted.rows] == [True, False, True, False]
+    before, after = (check.summary(check.scored) for check in (plain, fitted))
+    assert before["bias"] < -0.2 and after["mean_error"] < 0.1 and after["inside"] == 1.0
+    assert set(plain.by_configuration()) == {"a100 data", "a100 tensor=2", "a100 pipeline=2"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "has no rows"),
+        ("model,ms\na.py,3\n", "lacks gpu"),
+        ("model,gpu,ms,speed\na.py,a100,3,1\n", "columns that mean nothing: speed"),
+        ("model,gpu,ms\na.py,a100,fast\n", "line 2: could not convert"),
+        ("model,gpu,ms\na.py,a100,-3\n", "line 2 has no model, no GPU or no time"),
+    ],
+)
+def test_a_table_that_makes_no_sense_is_refused_with_its_line(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(ForetraceError, match=message):
+        read_table(tmp_path / "t.csv")
