@@ -85,10 +85,7 @@ class Llama(nn.Module):
     def forward(self, text: Tensor) -> Tensor:
         x = self.words(text)
         for layer in self.layers:
-            if self.recompute:
-                x = checkpoint(layer, x, self.angles, use_reentrant=False)
-            else:
-                x = layer(x, self.angles)
+            x = checkpoint(layer, x, self.angles, use_reentrant=False) if self.recompute else layer(x, self.angles)
         return self.output(self.norm(x))
 
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.lib.megatron import GPT, VOCABULARY  # noqa: E402
+from benchmarks.lib.megatron import GPT, VOCABULARY
 
 
 def main() -> None:

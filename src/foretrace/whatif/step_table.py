@@ -246,9 +246,10 @@ def fit_stack(
     measured = np.log([subject.row.ms for subject in subjects])
     start = Stack(name, provenance)
     base = np.log([subject.ms(start) for subject in subjects])
+    probes: list[dict[str, Any]] = [{factor: PROBE} for factor in FACTORS]
     slopes = np.stack([
-        (np.log([subject.ms(replace(start, **{factor: PROBE})) for subject in subjects]) - base) / math.log(PROBE)
-        for factor in FACTORS
+        (np.log([subject.ms(replace(start, **probe)) for subject in subjects]) - base) / math.log(PROBE)
+        for probe in probes
     ], axis=1)  # fmt: skip
     pull = PULL * math.sqrt(len(subjects))
     logs, current, stack = np.zeros(len(FACTORS)), base, start
@@ -256,7 +257,7 @@ def fit_stack(
         left = np.concatenate([slopes, pull * np.eye(len(FACTORS))])
         right = np.concatenate([measured - current, -pull * logs])
         logs = np.clip(logs + np.linalg.lstsq(left, right, rcond=None)[0], *np.log(LIMITS))
-        values = {factor: float(round(math.exp(one), 4)) for factor, one in zip(FACTORS, logs)}
+        values: dict[str, Any] = {factor: float(round(math.exp(one), 4)) for factor, one in zip(FACTORS, logs)}
         stack = replace(start, **values)
         current = np.log([subject.ms(stack) for subject in subjects])
     residual = measured - current
