@@ -118,6 +118,11 @@ def test_a_step_of_another_batch_runs(loaded: Callable[..., Any]) -> None:
     assert benchmark.original["step_ms"] is None and any("batch: 12 instead of 6" in note for note in benchmark.notes)
 
 
+def test_a_recorded_batch_that_the_inputs_do_not_have_is_noted(loaded: Callable[..., Any]) -> None:
+    benchmark = loaded(graph_of_step(gpt.make_step(batch=6)), Choices(batch="4/2"))
+    assert any("look like a batch of 6, not of 2" in note for note in benchmark.notes)
+
+
 def test_memory_follows_the_batch() -> None:
     small, large = (graph_of_step(gpt.make_step(batch=size)) for size in (6, 12))
     assert footprint(plan_of(batch(small, 12))).peak == pytest.approx(footprint(plan_of(large)).peak, rel=0.02)

@@ -255,7 +255,7 @@ def _recorded_sizes(found: WhatIf) -> Iterator[Fact]:
         start = f"{name}: {int(new):,} instead of " if new.isdecimal() else "\n"
         for note in (note for note in found.after.notes if note.startswith(start)):
             source = "as you said" if stated else f"found in the step; {name}={new}/OLD if that is wrong"
-            from foretrace.whatif.what_if import OTHER_BATCH
+            from foretrace.transforms.resize.batch_sequence import OTHER_BATCH
 
             caution = next((note for note in found.notes if stated and note.startswith(OTHER_BATCH)), "")
             source = f"{source}, but {caution}" if caution and name == "batch" else source

@@ -69,7 +69,8 @@ class Server(ThreadingHTTPServer):
     @property
     def address(self) -> str:
         """The URL to open in a browser, with the token where one is needed."""
-        host = "localhost" if self.guard.host in ("0.0.0.0", "::", "") else self.guard.host
+        # One that listens on all addresses is meant for other machines, which know it by its name.
+        host = socket.gethostname() if self.guard.host in ("0.0.0.0", "::", "") else self.guard.host
         host = f"[{host}]" if ":" in host else host
         return f"http://{host}:{self.server_port}/" + (f"?token={self.guard.token}" if self.guard.token else "")
 

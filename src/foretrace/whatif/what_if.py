@@ -22,15 +22,16 @@ from foretrace.platform.fabric import Fabric
 from foretrace.platform.platform import Platform
 from foretrace.platform.registry import load_platform
 from foretrace.prediction.gaps import with_host_gaps
-from foretrace.transforms.resize.batch_sequence import batch_size
+from foretrace.transforms.resize.batch_sequence import other_batch_notes
 from foretrace.transforms.step import flatten, require_arguments
 from foretrace.whatif.changes import EditedJob, JobChanges
 from foretrace.whatif.fitting import with_largest_batch
 from foretrace.whatif.grammar import JOB_CHANGES, LARGEST, RESIZABLE, Change, listed, read_changes
 
-OTHER_BATCH = "the inputs of the step look like a batch of "
-"""Where a user states another recorded batch size than the step shows."""
-UNSEEN = "which work waits for a collective only the profile shows: of a changed step more of it may be exposed"
+UNSEEN = (
+    "which work waits for which collective is known from the profile only: in the changed step more communication may "
+    "be exposed"
+)
 COMPARED = "both sides are predicted by the platform's models, also where the step was measured"
 
 CARRIED_AS_IT_WAS = "measured host time that no model covers is the same on both sides; more samples may load longer"
@@ -156,9 +157,7 @@ def what_if(
     batches = [change.value for change in read if change.name == "batch"]
     said = [parse_size("batch", value.replace(LARGEST, "1", 1))[1] for value in batches]
     recorded = next(filter(None, said), None)  # as in batch=64/16
-    seen = batch_size(job.graphs[0]) if recorded else None
-    if seen and seen != recorded:
-        notes.append(f"{OTHER_BATCH}{seen:,}, not of {recorded:,}: leave out /{recorded} to take that")
+    notes += other_batch_notes(job.graphs[0], recorded)
     both = [EditedJob(one, recorded=recorded, on_stage=lambda stage: on_progress(Progress(stage))) for one in jobs]
     edits = both if compile is not None else both[:1] * 2
     if any(value.startswith(LARGEST) for value in batches):

@@ -24,7 +24,7 @@ from foretrace.replay.generate.planning import plan_of
 from foretrace.replay.generate.timing import original_of
 from foretrace.replay.harness.files import digest
 from foretrace.transforms.numerics.dtype import parse_dtype, with_dtype
-from foretrace.transforms.resize.batch_sequence import batch, batch_size
+from foretrace.transforms.resize.batch_sequence import batch, batch_size, other_batch_notes
 
 MAX_CALL_US, MAX_BYTES = 60e6, 1 << 62
 """Bounds of recorded times and sizes; what exceeds them is damaged."""
@@ -74,6 +74,7 @@ def benchmark_files(graph: Graph, choices: Choices, replayed_ranks: Sequence[int
     plan.notes += [f"--ops {name}: the step has no such op" for name in choices.packages if name not in called]
     if choices.batch is not None:
         plan.whole = False
+        plan.notes += other_batch_notes(graph, parse_size("batch", choices.batch)[1])
     if choices.obfuscate:
         plan.notes = [note for note in plan.notes if note not in graph.notes]
     try:

@@ -17,6 +17,8 @@ from foretrace.transforms.resize.shapes import Dims
 from foretrace.transforms.step import editable_step, flatten
 
 NO_DIMS: Dims = frozenset()
+OTHER_BATCH = "the inputs of the step look like a batch of "
+"""Where a user states another recorded batch size than the step shows."""
 
 
 def batch(graph: Graph, new: int, old: int | None = None) -> Graph:
@@ -56,6 +58,13 @@ def resizable_batch(graph: Graph, old: int | None = None) -> Resizable:
 def batch_size(graph: Graph) -> int | None:
     """The batch size of a step, by the sizes of its data; None if it can't be found."""
     return StepInputs(Dataflow(list(flatten(graph).ops)), _held(graph)).batch
+
+
+def other_batch_notes(graph: Graph, stated: int | None) -> list[str]:
+    """A note where the recorded batch size was stated, and the data of the step has another."""
+    seen = batch_size(graph) if stated else None
+    differs = stated and seen and seen != stated
+    return [f"{OTHER_BATCH}{seen:,}, not of {stated:,}: leave out /{stated} to take that"] if differs else []
 
 
 def _held(graph: Graph) -> set[int]:
