@@ -494,7 +494,11 @@ def _with_notes(report: StepReport, notes: list[str]) -> StepReport:
 
 
 def as_job(
-    what: Graph | Job | str | Path, device: str = "cuda", world: int | None = None, compile: str | None = None
+    what: Graph | Job | str | Path,
+    device: str = "cuda",
+    world: int | None = None,
+    compile: str | None = None,
+    programs: bool = False,
 ) -> Job:
     """What is predicted, as a job: a graph is a job of one rank, a path is read or sketched as in `read`.
 
@@ -512,10 +516,16 @@ def as_job(
     if isinstance(what, Job):
         return what
     check_path(what, "what is predicted")
-    return read(what, device, world, compile)
+    return read(what, device, world, compile, programs)
 
 
-def read(what: str | Path, device: str = "cuda", world: int | None = None, compile: str | None = None) -> Job:
+def read(
+    what: str | Path,
+    device: str = "cuda",
+    world: int | None = None,
+    compile: str | None = None,
+    programs: bool = False,
+) -> Job:
     """Read or sketch a step.
 
     Parameters
@@ -529,12 +539,14 @@ def read(what: str | Path, device: str = "cuda", world: int | None = None, compi
         How many ranks the process group has that a script shall find, where it asks for one.
     compile
         Whether a script's models are compiled, whatever it says itself: ``"on"``, ``"reduce-overhead"``, ``"off"``.
+    programs
+        Whether a script's graph shall have the graphs of compiled programs, which edits of a compiled step need.
     """
     script = script_of(what)
     if script is None:
         job = load(what)
         return _for_device(job, device) if job.world == len(job.graphs) == 1 else job
-    script = script._replace(compile=compile)
+    script = script._replace(compile=compile, programs=programs)
     from foretrace.record.script import sketch_command  # here, since it brings torch
 
     graph = sketch_command(script, "cuda" if device == "cuda" else None, world or script.world)

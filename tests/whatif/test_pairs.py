@@ -11,11 +11,12 @@ import pytest
 import torch
 
 import gpt
+from foretrace import predict
 from foretrace.analysis.memory import peak_memory
 from foretrace.graph import ForetraceError, Graph, Job
 from foretrace.record.sketch.sketch import sketch
 from foretrace.transforms.parallel.parallelize import parallelize
-from foretrace.whatif.changes import EditedJob, parallel_options
+from foretrace.whatif.changes import CASTS_STAY, EditedJob, parallel_options
 from foretrace.whatif.grammar import read_changes, read_parallel
 from tests.narrowing import present
 from tests.transforms.agreement import assert_same
@@ -106,10 +107,17 @@ def test_chains_of_a_changed_step_are_fused(change: str) -> None:
     assert calls(changed(change, FUSE, **options).graphs[0]) == calls(truth.graphs[0])
 
 
-@pytest.mark.parametrize("change", [*NATIVE, FUSE])
+@pytest.mark.parametrize("change", ["checkpoint=*", "optimizer=fused", FUSE])
 def test_a_compiled_step_is_not_changed_and_the_reason_is_said(change: str) -> None:
     with pytest.raises(ForetraceError, match="is compiled: its kernels were fused for this very step"):
         changed(change, compile=True)
+
+
+def test_a_compiled_step_in_another_type_takes_about_as_long_as_one_that_was_compiled_so() -> None:
+    ours, theirs = changed("dtype=bf16", compile=True).graphs[0], sketched(half=True, compile=True)
+    found, truth = (predict(graph, "h200") for graph in (ours, theirs))
+    assert found.device_active_ms == pytest.approx(truth.device_active_ms, rel=0.03)
+    assert CASTS_STAY in ours.notes
 
 
 @pytest.mark.parametrize("parallel", ["tensor=2", "data=4,sharded", "pipeline=2,microbatches=2"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -85,6 +85,23 @@ def programs_of(ops: Sequence[Op], source: str) -> tuple[Program, ...]:
         )
         at += 1 + count
     return tuple(found)
+
+
+def program_lines(programs: Iterable[Program]) -> Iterator[Op]:
+    """For each program a head, and its calls: what `programs_of` reads.
+
+    >>> [op.name for op in program_lines([Program(ops=(Op("aten::relu"),))])]
+    ['compile::program', 'aten::relu']
+    """
+    for program in programs:
+        facts: dict[str, Value] = {
+            "kind": program.kind, "kernels": list(program.kernels), "cuda_graph": program.cuda_graph,
+            "without_cuda_graph": program.without_cuda_graph, "static": list(program.static),
+            "visible": list(program.visible), "settings": dict(program.settings), "failed": program.failed,
+            "origins": list(program.origins), "calls": len(program.ops),
+        }  # fmt: skip
+        yield Op(COMPILED_PROGRAM, program.given, facts, program.returned)
+        yield from program.ops
 
 
 def _texts(values: Value) -> tuple[str, ...]:

@@ -40,6 +40,8 @@ class Script(NamedTuple):
     """Ranks that its launcher starts."""
     compile: str | None = None
     """Whether what it does is compiled, whatever it says itself: ``on``, ``reduce-overhead``, ``off``."""
+    programs: bool = False
+    """Whether the graphs of compiled programs are wanted, which edits of a compiled step need."""
 
     def __str__(self) -> str:
         return f"-m {self.module}" if self.module else str(self.path)

@@ -63,9 +63,9 @@ def sketch_of(script: Script, device: str | None, world: int | None) -> Graph:
 
                 if script.compile is not None:
                     raise ForetraceError("a program's own loop is not compiled anew", COMPILE_ADVICE)
-                graph = sketch_program(running.run, device, world)
+                graph = sketch_program(running.run, device, world, script.programs)
             else:
-                graph = sketch(running.step, device, world, compile=script.compile)
+                graph = sketch(running.step, device, world, compile=script.compile, programs=script.programs)
         except ForetraceError as error:
             cause = error.__cause__ or error
             said = refusal(cause, str(script)) if isinstance(cause, NEEDS_VALUES) else error

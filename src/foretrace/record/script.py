@@ -85,7 +85,7 @@ def sketch_command(script: Script, device: str | None = None, world: int | None 
     """
     from foretrace.record.sketch_process import sketched
 
-    if not script.program and script.compile is None:
+    if not script.program and script.compile is None and not script.programs:
         return sketch_script(script.path, script.function, device, world, script.arguments)
     if not script.program:
         check_source(script.path, script.function)

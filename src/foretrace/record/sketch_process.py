@@ -17,6 +17,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -109,7 +110,8 @@ class SketchProcess:
             from foretrace.record.script import ScriptError
 
             raise ScriptError(**answer["error"])
-        lines = [self._line(wanted["script"]) for _ in range(answer["graph"]["ops"])]
+        counted = answer["graph"]["ops"] + answer["graph"]["programs"]
+        lines = [self._line(wanted["script"]) for _ in range(counted)]
         graph = _decoded(answer["graph"], iter(lines))
         if cache is not None and answer.get("files"):
             cache.write(answer["files"], [head, *lines])
@@ -180,13 +182,16 @@ def _end_ahead() -> None:
 def _encoded(graph: Graph, read: FilesRead) -> Iterator[str]:
     from foretrace.graph.codec import to_lines
     from foretrace.graph.op import COMPILED_REGION
+    from foretrace.graph.programs import program_lines
 
     storages = [[s.id, s.nbytes, s.device, s.birth, s.death, s.held] for s in graph.storages.values()]
     facts = {"rank": graph.rank, "world": graph.world, "source": graph.source, "notes": graph.notes}
     more = {"settings": graph.settings, "groups": graph.groups, "storages": storages, "ops": len(graph.ops)}
+    programs = list(program_lines(graph.programs))
     files = read.fingerprints() if COMPILED_REGION in graph.ops.names.items else {}
-    yield json.dumps({"graph": {**facts, **more}, "files": files})
+    yield json.dumps({"graph": {**facts, **more, "programs": len(programs)}, "files": files})
     yield from to_lines(graph.ops)
+    yield from to_lines(programs)
 
 
 def _decoded(facts: dict[str, Any], lines: Iterator[bytes]) -> Graph:
@@ -194,8 +199,10 @@ def _decoded(facts: dict[str, Any], lines: Iterator[bytes]) -> Graph:
     from foretrace.graph import Graph, OpTable, Storage
     from foretrace.graph.calls import collectives_of
     from foretrace.graph.codec import DAMAGE, from_lines
+    from foretrace.graph.programs import programs_of
 
-    ops = from_lines(lines, "the sketch")
+    ops = from_lines(islice(lines, facts["ops"]), "the sketch")
+    programs = programs_of(from_lines(lines, "the sketch"), "the sketch")
     try:
         groups = {str(name): tuple(map(int, ranks)) for name, ranks in facts["groups"].items()}
         storages = [Storage(int(i), int(n), str(d), int(b), int(e), bool(h)) for i, n, d, b, e, h in facts["storages"]]
@@ -209,6 +216,7 @@ def _decoded(facts: dict[str, Any], lines: Iterator[bytes]) -> Graph:
             groups=groups,
             storages={storage.id: storage for storage in storages},
             collectives=collectives_of(ops, groups),
+            programs=programs,
         )
     except DAMAGE as error:
         raise ForetraceError(f"the sketch did not come back whole ({error})", "Sketch it again.") from None

@@ -75,14 +75,19 @@ def _collectives_with_calls(graph: Graph, rows: Sequence[int], position: Sequenc
 def editable_step(graph: Graph) -> tuple[Graph, list[Op]]:
     """The flat step and its calls in a list; raises if the calls do not identify their tensors."""
     if COMPILED_REGION in graph.ops.names.items:
-        raise ForetraceError(
-            f"{graph.title} is compiled: its kernels were fused for this very step",
-            "Make the change in the script, or predict it uncompiled: set compile=off before it.",
-        )
+        raise compiled_refusal(graph)
     flat = flatten(graph)
     ops = list(flat.ops)
     require_arguments(ops, graph.source)
     return flat, ops
+
+
+def compiled_refusal(graph: Graph) -> ForetraceError:
+    """The error for a change that can't be made to a compiled step."""
+    return ForetraceError(
+        f"{graph.title} is compiled: its kernels were fused for this very step",
+        "Make the change in the script, or predict it uncompiled: set compile=off before it.",
+    )
 
 
 def require_arguments(ops: Sequence[Op], source: str) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from foretrace.errors import ForetraceError, parse_size
 from foretrace.graph import Graph, Job
+from foretrace.graph.op import COMPILED_REGION
 from foretrace.prediction.scaling import at_world_resharded
 from foretrace.transforms.fusion.ddp_buckets import buckets, data_parallel_group, overlap
 from foretrace.transforms.fusion.elementwise import fuse_elementwise
@@ -20,9 +21,18 @@ from foretrace.transforms.parallel.parallelize import ParallelConfig, paralleliz
 from foretrace.transforms.resize.batch_sequence import batch_size, resizable_batch, resizable_sequence
 from foretrace.transforms.resize.resizable import Resizable
 from foretrace.transforms.resize.width import ResizableHidden
+from foretrace.transforms.step import compiled_refusal
+from foretrace.whatif.compiled_steps import fuse_programs, open_programs
 from foretrace.whatif.grammar import JOB_CHANGES, PARALLELISM, RESIZABLE, STEP_CHANGES, Change, read_changes
 
 FUSED_BETWEEN_COLLECTIVES = Change("fuse", "elementwise")
+
+
+FUSED_ANEW = ("batch", "seq", "dtype")
+"""Changes that a compiled step takes: its programs are opened for them, and fused anew."""
+
+
+CASTS_STAY = "casts inside of compiled programs stay where they were: another type would need a few more, or fewer"
 
 
 def _silent(stage: str) -> None:
@@ -37,12 +47,18 @@ class EditedStep:
         self._graphs: dict[tuple[Change, ...], Graph] = {(): graph}
         self._sizes: dict[tuple[tuple[Change, ...], str, int | None], Resizable | ResizableHidden] = {}
         self._longest = longest
+        self._is_compiled = COMPILED_REGION in graph.ops.names.items
 
     def by(self, changes: Sequence[Change]) -> Graph:
         """The step after these changes, in their order."""
         done = tuple(changes)
         if done in self._graphs:
             return self._graphs[done]
+        if self._is_compiled:
+            if done[-1].name not in FUSED_ANEW:
+                raise compiled_refusal(self._graphs[()])
+            if self._graphs[()].programs:
+                self._graphs = {(): open_programs(self._graphs[()])}
         self.by(done[:-1])
         self._on_stage(f"setting {done[-1]}")
         changed = self._changed(done[:-1], done[-1])
@@ -176,6 +192,10 @@ class EditedJob:
         late = [change for change in asked.steps if asked.parallelism and change == FUSED_BETWEEN_COLLECTIVES]
         steps = tuple(change for change in asked.steps if change not in late)
         job = replace(self._job, graphs=[step.by(steps) for step in self._steps])
+        if any(graph.programs for graph in self._job.graphs):
+            job = replace(job, graphs=[fuse_programs(graph) for graph in job.graphs])
+            if any(change.name == "dtype" for change in steps):
+                job.graphs[0].notes.append(CASTS_STAY)
         if asked.parallelism:
             job = parallelize(job, **asked.parallelism)
         if late:

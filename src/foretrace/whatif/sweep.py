@@ -235,7 +235,9 @@ class Subject(NamedTuple):
         """The subject with its script sketched into a job; itself where it is no script."""
         if isinstance(self.what, (Graph, Job)) or script_of(self.what) is None:
             return self
-        return self._replace(what=as_job(self.what, self.platforms()[self.on[0]].device.kind, self.world))
+        return self._replace(
+            what=as_job(self.what, self.platforms()[self.on[0]].device.kind, self.world, programs=True)
+        )
 
     def keyed(self) -> tuple[Subject, dict[str, Key]]:
         """The subject with its digest, and by platform what its points depend on."""
@@ -256,7 +258,7 @@ class Swept:
         self._platforms = subject.platforms()
         self._per_node = subject.gpus_per_node
         kind = next(iter(self._platforms.values())).device.kind
-        job = as_job(subject.what, kind, subject.world)
+        job = as_job(subject.what, kind, subject.world, programs=True)
         if subject.digest and step_digest(subject.what) != subject.digest:
             raise ForetraceError(f"{subject.what} changed while it was swept", "Start the sweep again.")
         self._edited = EditedJob(one_step(job, drop_gaps=subject.drop_gaps), subject.longest)

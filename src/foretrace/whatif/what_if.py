@@ -141,13 +141,14 @@ def what_if(
     compile = next((change.value for change in read if change.name == "compile"), None)
     rest = [change for change in read if change.name != "compile"]
     ranks = None if shared else world
-    jobs = [one_step(as_job(what, where.device.kind, ranks), step, drop_gaps)] * 2
+    edits_step = any(change.name not in JOB_CHANGES for change in rest)
+    jobs = [one_step(as_job(what, where.device.kind, ranks, programs=edits_step), step, drop_gaps)] * 2
     if compile is not None:
         on_progress(Progress(f"sketching it with compile={compile}"))
-        jobs[1] = one_step(as_job(what, where.device.kind, ranks, compile), step, drop_gaps)
+        jobs[1] = one_step(as_job(what, where.device.kind, ranks, compile, edits_step), step, drop_gaps)
     job, sides = jobs[0], (already, [*already, *rest])
     notes = [COMPARED] if any(graph.unprofiled.synced_ms or len(graph.kernels) for graph in job.graphs) else []
-    if any(change.name not in JOB_CHANGES for change in rest):
+    if edits_step:
         notes += [UNSEEN] if any(graph.collectives and lacks_overloads(list(graph.ops)) for graph in job.graphs) else []
         # An edited step holds its calls alone, without what a profile shows of them: then neither does the other.
         jobs = [replace(one, graphs=[flatten(graph) for graph in one.graphs]) for one in jobs]

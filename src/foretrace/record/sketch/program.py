@@ -35,8 +35,12 @@ class StepTakenError(BaseException):
     """Ends the program once its step is recorded; no exception that programs handle."""
 
 
-def sketch_program(run: Callable[[], Any], device: str | None = None, world: int | None = None) -> Graph:
+def sketch_program(
+    run: Callable[[], Any], device: str | None = None, world: int | None = None, programs: bool = True
+) -> Graph:
     """The graph of one of the first steps of a program, whose optimizers say where steps end.
+
+    With ``programs`` it has the graphs of compiled programs, which edits of a compiled step need.
 
     >>> def train():
     ...     weight = torch.nn.Parameter(torch.ones(4, 4))
@@ -48,6 +52,7 @@ def sketch_program(run: Callable[[], Any], device: str | None = None, world: int
     ['aten::mm', 'aten::sum']
     """
     with pretending(device, world, 0) as pretence, ExitStack() as stack:
+        pretence.compiled.wants_programs = programs
         steps = FirstSteps(pretence)
         stack.callback(steps.close)
         stack.enter_context(before(torch.optim.Optimizer, "__init__", steps.made))

@@ -22,6 +22,7 @@ from torch.utils import _foreach_utils
 from foretrace.errors import check_count
 from foretrace.files import gc_paused
 from foretrace.graph import MAX_RANKS, ForetraceError, Graph
+from foretrace.graph.programs import programs_of
 from foretrace.record.guard import RefusedError, SideEffects, guarded
 from foretrace.record.sketch.assumptions import STEP, WARM_UP
 from foretrace.record.sketch.compiled.regions import (
@@ -52,6 +53,7 @@ def sketch(
     world: int | None = None,
     rank: int = 0,
     compile: str | None = None,
+    programs: bool = True,
 ) -> Graph:
     """The graph of a training step, without running it.
 
@@ -72,6 +74,8 @@ def sketch(
     compile
         Whether the step's models are compiled: ``"on"``, ``"reduce-overhead"``, or ``"off"``, whatever the step says
         itself. Left out, what the step compiles is.
+    programs
+        Whether the graphs of compiled programs are wanted, which edits of a compiled step need.
 
     >>> def build():
     ...     model = torch.nn.Linear(100_000, 100_000)  # 40 GB, were it real
@@ -102,6 +106,7 @@ def sketch(
         if pretence.group and pretence.group.reducing:
             step()
         pretence.left_out.reset()
+        pretence.compiled.wants_programs = programs
         graph = pretence.watched(step)
         graph.source = getattr(step_fn, "__name__", "a step")
         return graph
@@ -141,6 +146,9 @@ class Pretence(NamedTuple):
         graph.notes += [*self.fake_step.assumptions.notes(), *self.training.notes(graph, step)]
         graph.world, graph.rank = self.world, self.rank
         graph.notes += self.compiled.notes + self.left_out.notes
+        if self.compiled.wants_programs:
+            with self.compiled.on_gpu():
+                graph.programs = programs_of(watch.programs.lines(), "the sketch")
         if self.device == "cuda" and not any(t.device.startswith("cuda") for op in graph.ops for t in op.produced):
             graph.notes.append("the step puts nothing on the GPU: build the model on device cuda")
         graph.notes += self.side_effects.notes()

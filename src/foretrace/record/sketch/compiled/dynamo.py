@@ -38,10 +38,11 @@ from foretrace.record.sketch.compiled.inductor import (
     reason,
     register_patterns,
 )
-from foretrace.record.sketch.compiled.program import Program
+from foretrace.record.sketch.compiled.program import Program, watching
 from foretrace.record.sketch.compiled.regions import GRAPHED, CompiledRegions, eager_regions
 from foretrace.record.sketch.cuda import CPU, CUDA, FunctionsOnCuda, PretendedGpu
 from foretrace.record.sketch.fake_step import quiet
+from foretrace.record.watch.compiled_programs import Program as WatchedProgram
 
 dynamo: Any = torch._dynamo
 OWN_CODE = str(Path(foretrace.__file__).parent)
@@ -78,6 +79,7 @@ class Compiler:
     def __init__(self, gpu: PretendedGpu, regions: CompiledRegions, stack: ExitStack) -> None:
         assert gpu.labels is not None and gpu.functions is not None
         self._labels, self._functions, self._regions = gpu.labels, gpu.functions, regions
+        regions.on_gpu = self._on_gpu
         self._stack = stack
         self._optimizers: set[type] = set()
         """Classes whose objects make their state as the step does."""
@@ -123,9 +125,13 @@ class Compiler:
                 if code.co_filename.startswith(OWN_CODE) or code in self._failed:
                     return eager_frame(code in self._failed)
                 self._modes = _get_current_dispatch_mode_stack() or self._modes
+                watched, graphs = watching() is not None, dynamo.utils.counters["stats"]["unique_graphs"]
                 try:
                     with _disable_current_modes(), self._labels.compiling():
-                        return callback(frame, *rest, **options)
+                        made = callback(frame, *rest, **options)
+                    if watched and dynamo.utils.counters["stats"]["unique_graphs"] > graphs:
+                        self._regions.compiled_again.append(code.co_name)
+                    return made
                 except Exception as error:  # whatever a compiler fails with
                     self._failed.add(code)
                     self._regions.failed(reason(error))
@@ -280,7 +286,7 @@ class Compiler:
                     return torch._functorch.aot_autograd.make_boxed_func(kept.forward)
             source, graph = self._programs[form]
         changed = [place for place, name in enumerate(graph.graph_input_names) if name in graph.mutated_inputs]
-        return Program(source, changed, self._labels, self._static(graph, options))
+        return Program(source, changed, self._labels, self._static(graph, options), WatchedProgram(kept, options))
 
     def _static(self, graph: Any, options: dict[str, Any]) -> frozenset[int] | None:
         """Arguments that stay at their addresses, where the program is captured in a CUDA graph; None where not."""

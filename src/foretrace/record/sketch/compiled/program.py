@@ -17,9 +17,10 @@ from unittest.mock import patch
 import torch
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
-from foretrace.graph.op import COMPILED_REGION, GRAPH_LAUNCH
+from foretrace.graph.op import COMPILED_REGION, GRAPH_LAUNCH, Op
 from foretrace.record.sketch.cuda import CUDA, Labels
 from foretrace.record.sketch.fake_step import FakeStepMode
+from foretrace.record.watch.compiled_programs import Program as WatchedProgram
 from foretrace.record.watch.watch import Watch
 
 LEFT_OUT = ("triton", "torch._inductor.async_compile", "torch._inductor.runtime.triton_heuristics")
@@ -36,10 +37,15 @@ class Program:
     """A generated program, ready to be called with a list of arguments, which it empties."""
 
     def __init__(
-        self, source: str, changed: Sequence[int], labels: Labels, static: Container[int] | None = None
+        self,
+        source: str,
+        changed: Sequence[int],
+        labels: Labels,
+        static: Container[int] | None = None,
+        watched: WatchedProgram | None = None,
     ) -> None:
         """``changed``: which arguments it changes; ``static``: for a CUDA graph, which stay at their addresses."""
-        self._changed, self._labels, self._static = changed, labels, static
+        self._changed, self._labels, self._static, self._watched = changed, labels, static, watched
         self._captured: dict[int, torch.Tensor] = {}
         """The arguments that a CUDA graph was captured with, where others are copied to."""
         self._boxed_call = True  # AOTAutograd then hands over its only references to the arguments
@@ -52,11 +58,23 @@ class Program:
         with torch.no_grad(), watch.context.optimizing() if watch and updates else nullcontext():
             if self._static is not None:
                 self._copy_arguments(args)
-            with _counted(COMPILED_REGION, len(args)):
-                if self._static is None:
-                    return self._call(args)
-                with _counted(GRAPH_LAUNCH):
-                    return self._call(args)
+            with _counted(COMPILED_REGION, len(args)) as mark:
+                self._describe_arguments(watch, mark, args)
+                with nullcontext() if self._static is None else _counted(GRAPH_LAUNCH):
+                    results = self._call(args)
+                if watch is not None and mark is not None:
+                    with _disable_current_modes():
+                        mark.outputs = tuple(watch.describe(each) for each in results)
+                return results
+
+    def _describe_arguments(self, watch: Watch | None, mark: Op | None, args: list[Any]) -> None:
+        """Note which arguments the program is called with."""
+        if watch is None or mark is None or self._watched is None or self._watched.constants:
+            return
+        mode = fake_step()
+        with _disable_current_modes(), watch.unharmed(), patch.object(watch.registry, "now", -1):
+            given = [watch.describe(mode.copied(each)) for each in args]
+            mark.kwargs = {"given": given, "program": watch.programs.number(self._watched, given)}
 
     def _copy_arguments(self, args: list[Any]) -> None:
         """Copy arguments to the addresses that a CUDA graph was captured with."""
@@ -157,17 +175,17 @@ class Kernel:
 
 
 @contextmanager
-def _counted(name: str, *facts: int) -> Iterator[None]:
+def _counted(name: str, *facts: int) -> Iterator[Op | None]:
     """Note a side call with the number of calls that come until the end, which are those of a region."""
     watch = watching()
     if watch is None:
-        yield
+        yield None
         return
     with _disable_current_modes():
         op = watch.note(name, "", (), {})
     begin = len(watch.ops)
     try:
-        yield
+        yield op
     finally:
         op.args = (sum(not each.is_side_call for each in watch.ops[begin:]), *facts)
 

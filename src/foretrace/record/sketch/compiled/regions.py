@@ -10,7 +10,7 @@ import functools
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
@@ -43,6 +43,12 @@ class CompiledRegions:
         self._eager: dict[int, tuple[Any, str]] = {}
         self._failed: Counter[str] = Counter()
         self._not_captured: Counter[str] = Counter()
+        self.on_gpu: Callable[[], Any] = nullcontext
+        """A context in which fake tensors may be on the GPU."""
+        self.wants_programs = True
+        """Whether the sketch shall have the graphs of programs."""
+        self.compiled_again: list[str] = []
+        """Functions that were compiled in the step that is sketched: in the step before, for other sizes or values."""
         self.unmeasured = False
         """Whether some kernels would be chosen by measuring them."""
 
@@ -70,6 +76,12 @@ class CompiledRegions:
         for why, count in self._not_captured.items():
             programs = "1 compiled program is" if count == 1 else f"{count} compiled programs are"
             said.append(f"{programs} not in a CUDA graph: {why}")
+        if self.compiled_again:
+            names = ", ".join(dict.fromkeys(self.compiled_again))
+            said.append(
+                f"compiled again in the second step, for other sizes or values: {names}; a step that compiles takes "
+                "seconds longer than predicted"
+            )
         if self.unmeasured:
             said.append(
                 "max-autotune chooses kernels by measuring them: compiled regions are predicted with those of the "
