@@ -25,8 +25,8 @@ UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 """Typer's exception for wrong arguments, which it does not export."""
 
 SUBCOMMANDS = (
-    "record", "show", "predict", "whatif", "sweep", "check", "check-table", "diff", "gate", "export", "benchmark",
-    "replay", "shard", "calibrate", "ui", "platform", "fleet",
+    "record", "show", "predict", "whatif", "sweep", "advise", "check", "check-table", "diff", "gate", "export",
+    "benchmark", "replay", "shard", "calibrate", "ui", "platform", "fleet",
 )  # fmt: skip
 """In the order of the help. Each is a module with a function, or an app of its own, of that name, with ``_``."""
 SETTINGS = {"record": {"allow_interspersed_args": False}}

@@ -38,6 +38,7 @@ BLOCKS = {
     "Sweep": "comparisons.sweep_blocks",
     "Scaling": "comparisons.scaling_blocks",
     "Gate": "gate.gate_blocks",
+    "Advice": "advice.advice_blocks",
     "Sharding": "sharding.sharding_blocks",
     "Replay": "replay.replay_blocks",
     "Suite": "replay.suite_blocks",
