@@ -180,9 +180,9 @@ def memory_verdict(report: StepReport) -> str:
     """Whether a predicted step fits on its device, and by how much.
 
     >>> memory_verdict(StepReport(fits=True, memory_bytes=8 << 30, reserved_memory_bytes=3 << 30))
-    "fits in the device's 8.0 GiB; PyTorch reserves 3.0 GiB"
+    "fits in the device's 8 GiB; PyTorch reserves 3 GiB"
     >>> memory_verdict(StepReport(fits=False, memory_bytes=8 << 30, memory_margin_bytes=-(1 << 30)))
-    "does NOT fit in the device's 8.0 GiB: 1.0 GiB missing"
+    "does NOT fit in the device's 8 GiB: 1 GiB missing"
     """
     capacity, margin = f"the device's {bytes_(report.memory_bytes)}", report.memory_margin_bytes
     reserved = f"; PyTorch reserves {bytes_(report.reserved_memory_bytes)}" if report.reserved_memory_bytes else ""
