@@ -48,7 +48,8 @@ def will_sketch(arguments: list[str]) -> bool:
     helps = any(one in ("--help", "-h") for one in arguments)
     scripts = (one.endswith(".py") or ".py:" in one for one in arguments[1:])
     quiet = "--quiet" in arguments or "-q" in arguments  # what the script prints is then not shown
-    return arguments[:1] in (["predict"], ["whatif"], ["sweep"], ["gate"], ["advise"]) and not (helps or quiet) and any(scripts)
+    sketches = arguments[:1] in ([name] for name in ("predict", "whatif", "sweep", "advise", "gate"))
+    return sketches and not (helps or quiet) and any(scripts)
 
 
 def stdout_closed() -> bool:
