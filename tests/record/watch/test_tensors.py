@@ -110,3 +110,14 @@ def test_a_fake_storage_is_where_the_first_tensor_on_it_says() -> None:
     assert registry.storages[new].device == "meta", "nobody knows better yet"
     assert registry.describe(hollow).storage == new
     assert {registry.storages[number].device for number in (old, new)} == {"cuda:0"}
+
+
+def test_a_weight_that_no_call_uses_takes_memory() -> None:
+    registry = TensorRegistry()
+    used, unused = torch.zeros(4), torch.zeros(256)
+    registry.describe(used)
+    for weight in (used, unused, torch.zeros(0)):
+        registry.hold(weight)
+    assert [(storage.nbytes, storage.held, storage.birth) for storage in registry.storages.values()] == [
+        (16, True, -1), (1024, True, -1),
+    ]  # fmt: skip

@@ -80,8 +80,13 @@ class TensorRegistry:
         return self._born(storage, int(storage.nbytes()), device)
 
     def hold(self, tensor: torch.Tensor) -> None:
-        """A module holds a tensor: a weight or a buffer."""
-        known = self._living.get(tensor.untyped_storage()._cdata)
+        """A module holds a tensor: a weight or a buffer; one that no call uses takes memory, too."""
+        storage = tensor.untyped_storage()
+        known = self._living.get(storage._cdata)
+        if known is None and storage.nbytes():
+            self.now = -1
+            self._born(storage, int(storage.nbytes()), self._device_name(tensor))
+            known = self._living[storage._cdata]
         if known is not None:
             self.storages[known[0]].held = True
 
