@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from foretrace.replay import Choices, How, Member, Replay, Suite
 
 DEFAULT_PLATFORM = "h200"
+MS_PER_HOUR = 3.6e6
 """Where a step is predicted if no platform is named and it was not measured on all ranks of a job."""
 STANDARD_INPUT = Path("/dev/stdin")
 RECORDING_FILE = "job.json"
@@ -227,6 +228,8 @@ def predict(
     drop_gaps: bool = False,
     alloc_conf: str = "",
     stack: Stack | str | Path = "auto",
+    power_limit: float | None = None,
+    price: float | None = None,
     on_progress: OnProgress = lambda progress: None,
 ) -> StepReport:
     """How long a training step takes on a platform, and why.
@@ -269,6 +272,10 @@ def predict(
     stack
         The software of the cluster: the name of a shipped stack, the file of one that `foretrace check-table` fitted,
         ``"none"``; ``"auto"`` takes the shipped one for jobs on devices that were not measured here.
+    power_limit
+        Watts that each GPU is limited to, below its own limit: steps that would draw more are slower.
+    price
+        Of an hour and GPU: the report then has the price of a step.
     on_progress
         Called with what is being done, where that takes long.
 
@@ -288,6 +295,8 @@ def predict(
     from foretrace.prediction.overrides import RankOverrides
 
     overrides = RankOverrides(slow_host or {}, host_of or {}, slow_link or {})
+    if price is not None:
+        check_price(price)
     if gpus_per_node is not None:
         check_count(gpus_per_node, "gpus_per_node", MAX_RANKS)
     world = launched_world(what) if world is None else world
@@ -295,6 +304,10 @@ def predict(
         check_count(world, "world", MAX_RANKS)
         overrides.check_alike()
     where = None if on is None else load_platform(on, host, fabric)
+    if power_limit is not None:
+        from foretrace.platform.power import with_power_limit
+
+        where = with_power_limit(where or load_platform(DEFAULT_PLATFORM, host, fabric), power_limit)
     if alloc_conf:
         from foretrace.simulation.caching_allocator import AllocatorSettings
 
@@ -317,9 +330,28 @@ def predict(
     else:
         where = where or load_platform(DEFAULT_PLATFORM, host, fabric)
         report = on_platform(job, where, kernels, step, gpus_per_node, world, overrides, drop_gaps, stack)
+        if power_limit is not None and report.sustained_ms and report.sustained_ms > report.step_ms:
+            active, burst = report.device_active_ms, report
+            clock = active / (active + report.sustained_ms - report.step_ms)
+            slower = where.scaled(clock=clock)
+            report = on_platform(job, slower, kernels, step, gpus_per_node, world, overrides, drop_gaps, stack)
+            report.keep_draw_of(burst)
+            report.platform = where.name
+            report.notes.insert(0, f"at {power_limit:g} W the clock falls to {clock:.0%}: the step would draw more")
+    if price is not None:
+        report.price_of_1000 = 1000 * price * report.world * (report.sustained_ms or report.step_ms) / MS_PER_HOUR
     if report.workings is not None and world is None:  # charts show what was measured beside it
         report.workings = replace(report.workings, job=job, step=step)
     return report
+
+
+def check_price(price: float) -> None:
+    """Refuse what is no price of an hour.
+
+    >>> check_price(2.5)
+    """
+    if not 0 <= price < float("inf"):
+        raise ForetraceError(f"{price:g} is no price of an hour and GPU", "Give dollars, like 2.5.")
 
 
 def scaling(

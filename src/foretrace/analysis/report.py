@@ -288,6 +288,16 @@ class StepReport(NotebookDocument):
     """The fewest bytes that the step's kernels must move."""
     gbps: float | None = None
     """The same per second of the device's active time."""
+    power_w: float | None = None
+    """What a GPU draws while steps are repeated."""
+    sustained_ms: float | None = None
+    """The step time while steps are repeated, where they would draw more than the power limit; else `step_ms`."""
+    energy_j: float | None = None
+    """Of a step, all GPUs together; then its 10th and 90th percentile."""
+    energy_low_j: float | None = None
+    energy_high_j: float | None = None
+    price_of_1000: float | None = None
+    """Of 1,000 steps, all GPUs together, where the price of an hour is given."""
     coverage: dict[str, float] = field(default_factory=dict)
     """Share of the device time that is measured, modelled (model), modelled beyond what the model knows (extrapolated),
     or a roofline (fallback)."""
@@ -358,6 +368,17 @@ class StepReport(NotebookDocument):
         """
         return {rank.rank: getattr(rank, name) for rank in self.ranks}
 
+    def keep_draw_of(self, burst: StepReport) -> None:
+        """Take over the draw of the same step, which this one does at the clock that keeps it within the limit."""
+        self.power_w, self.sustained_ms = burst.power_w, self.step_ms
+        if burst.energy_j and burst.sustained_ms and burst.energy_low_j and burst.energy_high_j:
+            longer = self.step_ms / burst.sustained_ms
+            self.energy_j, self.energy_low_j, self.energy_high_j = (
+                joules * longer for joules in (burst.energy_j, burst.energy_low_j, burst.energy_high_j)
+            )
+        if burst.mfu and burst.tflops_per_second and self.tflops_per_second:
+            self.mfu = burst.mfu * self.tflops_per_second / burst.tflops_per_second
+
     def to_dict(self) -> dict[str, Any]:
         """The fields of ``foretrace predict --json`` and ``foretrace show --json``."""
         document: dict[str, Any] = plain(_predicted_fields(self) if self.predicted else _measured_fields(self))
@@ -370,7 +391,9 @@ PREDICTED = (
     "exposed_communication_ms", "hidden_communication_ms", "peak_memory_bytes", "memory_bytes", "fits", "tflops",
     "reserved_memory_bytes", "memory_by_kind", "memory_verdict", "memory_margin_bytes", "to_fit",
     "carried", "bound",
-    "tflops_per_second", "mfu", "gigabytes", "gbps", "coverage", "critical_path", "critical_path_ranks", "waits_for",
+    "tflops_per_second", "mfu", "gigabytes", "gbps", "power_w", "sustained_ms",
+    "energy_j", "energy_low_j", "energy_high_j", "price_of_1000",
+    "coverage", "critical_path", "critical_path_ranks", "waits_for",
     "stragglers", "look_at", "overheads", "by_op", "by_family", "by_phase", "by_module", "cautions", "notes",
 )  # fmt: skip
 """Fields of a predicted step's JSON that are those of the report."""

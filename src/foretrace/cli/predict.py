@@ -79,6 +79,10 @@ MemoryViz = Annotated[
     Path | None,
     typer.Option(help="Write the allocations of the fullest rank to this file, for pytorch.org/memory_viz."),
 ]
+PowerLimit = Annotated[
+    float | None, typer.Option(metavar="WATTS", help="The power limit that each GPU is set to, below its own.")
+]
+Price = Annotated[float | None, typer.Option(metavar="DOLLARS", help="What an hour of one GPU costs.")]
 TopOrAll = Annotated[int | None, typer.Option(min=1, help="Rows of each table; default: 10, and all of a curve.")]
 TABLE_ROWS = 10
 
@@ -97,6 +101,8 @@ def predict(
     slow_link: SlowLinks = None,
     drop_gaps: DropGaps = False,
     alloc_conf: AllocConf = "",
+    power_limit: PowerLimit = None,
+    price: Price = None,
     json: AsJson = False,
     trace: Trace = None,
     memory_viz: MemoryViz = None,
@@ -120,7 +126,7 @@ def predict(
     options: dict[str, Any] = {
         "host": host, "fabric": fabric, "gpus_per_node": gpus_per_node, "step": step,
         "kernels": kernels.value if kernels else None, "drop_gaps": drop_gaps, "alloc_conf": alloc_conf,
-        "stack": stack, **vars(overrides),
+        "stack": stack, "power_limit": power_limit, "price": price, **vars(overrides),
     }  # fmt: skip
     result = _predicted(what, on, parallel, sizes, options)
     if trace is not None:
@@ -173,8 +179,19 @@ def _predicted(what: str, on: str | None, parallel: str | None, sizes: list[int]
     with progress_bar() as on_progress:
         given = what if parallel is None else _parallelized(what, parallel, on)
         if len(sizes) > 1:
+            _refuse_alone(options)
             return api.scaling(given, sizes, on, on_progress=on_progress, **options)
         return api.predict(given, on, world=sizes[0] if sizes else None, on_progress=on_progress, **options)
+
+
+def _refuse_alone(options: dict[str, Any]) -> None:
+    """Refuse options of one prediction where there are several."""
+    from foretrace.errors import ForetraceError
+
+    for name in ("power_limit", "price"):
+        if options.pop(name) is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise ForetraceError(f"{option} is of one prediction, and --world lists several", "Give one of them.")
 
 
 def _parallelized(what: str, parallel: str, on: str | None) -> Job:

@@ -67,6 +67,8 @@ class Device:
     maker: str = "nvidia"
     power_w: Positive | None = None
     """Power limit."""
+    power_limit_w: Positive | None = None
+    """A lower limit that it is set to; its own where None."""
     process_nm: Positive | None = None
     """The maker's name for the process node."""
     driver_gib: Positive | None = None

@@ -37,7 +37,7 @@ from foretrace.prediction.memory import TOO_LARGE, fullest_rank, job_memory
 from foretrace.prediction.overrides import RankOverrides, with_own_graphs
 from foretrace.prediction.priced_step import CARRIED_NOTE
 from foretrace.prediction.rank_models import MeasuredRank, PricedRank, with_arrivals
-from foretrace.prediction.rates import add_rates, totals
+from foretrace.prediction.rates import add_power, add_rates, totals
 from foretrace.prediction.report import build_report
 from foretrace.prediction.uncertainty import measured_range_note
 from foretrace.simulation.engine import DeadlockError
@@ -172,6 +172,7 @@ def predict_on_platform(
         ranks, done.matches, done.transfers.typical, platform.device, overrides.slow_host
     )
     add_rates(report, [totals(rank.dispatched.calls, rank.step, platform.device) for rank in ranks])
+    add_power(report, platform.device)
     rank_notes = merge_rank_notes({rank.graph.rank: rank.notes for rank in ranks})
     report.notes = _job_notes(
         job,

@@ -15,8 +15,9 @@ from foretrace.cost_models.kernels.family import TENSOR_CORE_FAMILIES
 from foretrace.cost_models.kernels.roofline import Work, work_of
 from foretrace.graph import Graph, Indices, Op, Tf32
 from foretrace.graph.calls import dispatched, enclosing_calls
-from foretrace.graph.tables import Floats, Ints
+from foretrace.graph.tables import SIGMAS_TO_P90, Floats, Ints
 from foretrace.platform.device import Device
+from foretrace.platform.power import PowerModel
 from foretrace.prediction.priced_step import PricedStep
 
 DEFAULT_RATE = "float32"
@@ -56,6 +57,20 @@ def add_rates(report: StepReport, each: Sequence[Totals | None]) -> None:
     report.tflops_per_second = report.tflops / report.step_ms * 1e3
     report.mfu = sum(one.peak_us for one in done) / len(done) / 1e3 / report.step_ms
     report.gbps = report.gigabytes / report.device_active_ms * 1e3 if report.device_active_ms else None
+
+
+def add_power(report: StepReport, device: Device) -> None:
+    """Add the draw of a GPU, and the energy of a step, to a report that has its rates; nothing where it has none."""
+    model = PowerModel.of(device)
+    if model is None or report.mfu is None or report.gigabytes is None or not report.step_ms:
+        return
+    bandwidth = report.gigabytes / report.step_ms * 1e3 / device.memory_gbps
+    report.power_w = model.watts(report.mfu, bandwidth)
+    longer = report.device_active_ms * (model.slower(report.mfu, bandwidth) - 1)
+    report.sustained_ms = report.step_ms + longer
+    report.energy_j = report.power_w * report.sustained_ms / 1e3 * report.world
+    off = np.exp(SIGMAS_TO_P90 * model.spread)
+    report.energy_low_j, report.energy_high_j = report.energy_j / off, report.energy_j * off
 
 
 def works(

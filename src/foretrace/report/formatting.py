@@ -66,6 +66,15 @@ def figure(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
+def money(dollars: float) -> str:
+    """A price, small ones to three significant figures.
+
+    >>> money(1234.5), money(2.5), money(0.0001234)
+    ('$1,234.50', '$2.50', '$0.000123')
+    """
+    return f"${dollars:,.2f}" if dollars >= 1 or not dollars else f"${dollars:.3g}"
+
+
 def rate(value: float, unit: str) -> str:
     """A rate with its unit; one that is not zero never reads as zero.
 

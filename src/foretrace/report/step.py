@@ -17,7 +17,18 @@ from foretrace.analysis.report import (
     bound_by,
 )
 from foretrace.graph.graph import cautions
-from foretrace.report.formatting import bytes_, join_words, ms, ms_range, percent, plural, rate, short_name
+from foretrace.report.formatting import (
+    bytes_,
+    figure,
+    join_words,
+    money,
+    ms,
+    ms_range,
+    percent,
+    plural,
+    rate,
+    short_name,
+)
 from foretrace.report.terminal import Blocks, Fact, bar, fact_lines, note_lines, table
 
 if TYPE_CHECKING:
@@ -53,6 +64,8 @@ BOUND = {"host": "host-bound", "device": "device-bound", "queue": "work is launc
 COVERAGE = {"measured": "measured", "model": "modelled", "extrapolated": "extrapolated", "fallback": "by roofline"}
 """How the time of a kernel is known."""
 RANKS_SHOWN = 16
+FELT = 1.01
+"""Times as long as in a burst: steps that are slower by less are said to keep their time."""
 FAMILIES_NAMED = 3
 
 
@@ -172,8 +185,26 @@ def _predicted_facts(report: StepReport) -> Iterator[Fact]:
             rate(report.tflops_per_second, "TFLOP/s"),
             f"{percent(report.mfu)} of the peak of its dtypes (MFU){moved}",
         )
+    yield from _power_facts(report)
     if report.kernels or report.platform != OWN_MACHINE:  # a job of CPUs there is as it was measured
         yield "known", *_coverage(report)
+
+
+def _power_facts(report: StepReport) -> Iterator[Fact]:
+    if report.power_w is not None and report.energy_j is not None:
+        likely = f"(80 %: {figure(report.energy_low_j)} – {figure(report.energy_high_j)})"
+        spent = f"{figure(report.energy_j)} J a step {likely}"
+        yield "power", f"{report.power_w:.0f} W", f"a GPU while steps are repeated{_sustained(report)}; {spent}"
+    if report.price_of_1000 is not None:
+        yield "price", money(report.price_of_1000), "for 1,000 steps"
+
+
+def _sustained(report: StepReport) -> str:
+    """What the power limit makes of the step time, where that is felt."""
+    longer = report.sustained_ms or report.step_ms
+    if longer <= FELT * report.step_ms:
+        return ""
+    return f", which its power limit allows at {ms(longer)} ms a step only"
 
 
 def memory_verdict(report: StepReport) -> str:

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 MIN_TRANSFER_SHARE = 0.25
 """The share of the largest message's time that is transfer at least: sizes that are all latency show no bandwidth, and
 larger ones must not be free."""
+MISSED = 0.9
+"""Quantile of the errors at sizes left out that becomes the end of the range: few sizes tell few errors, and with it
+four of five sizes that were left out of published tables lie in their ranges."""
 BENDS = np.geomspace(0.3, 2.0, 40)
 """Bends that are tried: for a given bend, latency and bandwidth are a linear fit."""
 
@@ -51,7 +54,7 @@ def _fit(kind: str, ranks: int, nodes: int, by_size: dict[int, list[float]]) -> 
     off *= max(0.0, 1 - noise_of_median**2 / max(float(np.mean(off**2)), 1e-12))
     best = replace(best, knots=tuple(zip(sizes.tolist(), np.exp(off).tolist())))
     # Protocols change at some sizes: there a curve misses by several times what it does elsewhere.
-    missed = float(np.quantile(np.abs(_left_out(best)), 0.8)) / SIGMAS_TO_P90
+    missed = float(np.quantile(np.abs(_left_out(best)), MISSED)) / SIGMAS_TO_P90
     return replace(best, spread=math.hypot(missed, noise))
 
 
