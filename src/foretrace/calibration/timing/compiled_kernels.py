@@ -26,6 +26,7 @@ from foretrace.calibration.timing.timer import CompiledCase
 from foretrace.cost_models.kernels.families.compiled import COMPILED, Chain, chain_number
 from foretrace.errors import ForetraceError
 from foretrace.graph import Op, Tensor, Value
+from foretrace.graph.generated_kernels import kernel_facts
 from foretrace.platform.measurements.kernels import SUFFIX, Batch
 
 CHAINS = 32
@@ -144,7 +145,8 @@ def recorded_launches(autotuner: Any) -> Iterator[list[CompiledCase]]:
     def run_and_record(kernel: Any, *args: Any, **kwargs: Any) -> Any:
         described = tuple(_described(a) for a in args)
         name = str(kernel.inductor_meta.get("kernel_name", "triton_"))
-        found.append(CompiledCase(Op(name, (*described, STREAM)), launch=lambda: launch(kernel, *args, **kwargs)))
+        op = Op(name, (*described, STREAM), kernel_facts(str(getattr(getattr(kernel, "fn", None), "src", ""))))
+        found.append(CompiledCase(op, launch=lambda: launch(kernel, *args, **kwargs)))
         return launch(kernel, *args, **kwargs)
 
     with patch.object(autotuner, "run", run_and_record):

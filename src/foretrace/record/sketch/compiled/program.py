@@ -17,6 +17,7 @@ from unittest.mock import patch
 import torch
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
+from foretrace.graph.generated_kernels import kernel_facts, written_arguments
 from foretrace.graph.op import COMPILED_REGION, GRAPH_LAUNCH, Op
 from foretrace.record.sketch.cuda import CUDA, Labels
 from foretrace.record.sketch.fake_step import FakeStepMode
@@ -27,8 +28,6 @@ LEFT_OUT = ("triton", "torch._inductor.async_compile", "torch._inductor.runtime.
 """Modules that the program imports to compile its kernels."""
 HELPERS = ("get_args", "benchmark_compiled_module")
 """Functions of the program that only benchmarks call."""
-POINTER = re.compile(r"\w*ptr\d*")
-WRITTEN = re.compile(r"(in_out|out)_ptr")
 STREAM = 0
 """The last argument of a compiled kernel in a recording."""
 
@@ -136,7 +135,7 @@ class Program:
 
     def triton(self, name: str, source: str, **_: Any) -> Kernel:
         """A kernel of Triton."""
-        return Kernel(name, written_arguments(source))
+        return Kernel(name, written_arguments(source), kernel_facts(source))
 
     def cpp_pybinding(self, types: Sequence[str], source: str, **_: Any) -> Callable[..., None]:
         """A function in C++, for tensors on the host."""
@@ -150,8 +149,10 @@ class Program:
 class Kernel:
     """A generated kernel: launching it records a call."""
 
-    def __init__(self, name: str, writes: Sequence[bool]) -> None:
+    def __init__(self, name: str, writes: Sequence[bool], facts: dict[str, Any] | None = None) -> None:
         self.name = name
+        self._facts = facts or {}
+        """Keywords of the recorded call, from which it is priced."""
         self._writes = writes
         """Whether it writes each of its arguments; what is not known is left out."""
 
@@ -170,7 +171,7 @@ class Kernel:
                     mode.values.overwrite(tensor)
             if watch is not None:
                 with watch.unharmed():
-                    op = watch.note(self.name, "", args, {})
+                    op = watch.note(self.name, "", args, self._facts)
                     op.outputs = tuple(t for t, writes in zip(op.tensors, self._writes) if writes)
 
 
@@ -198,19 +199,6 @@ def fake_step() -> FakeStepMode:
 def watching() -> Watch | None:
     """The watch that records calls; none while the step warms up."""
     return next((mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, Watch)), None)
-
-
-def written_arguments(source: str) -> list[bool]:
-    """Whether a kernel of Triton writes each of its pointers, which TorchInductor names by that.
-
-    >>> written_arguments("def k(in_out_ptr0, in_ptr1, out_ptr0, xnumel, XBLOCK : tl.constexpr):")
-    [True, False, True]
-    """
-    head = re.search(r"^def \w+\((.*?)\)", source, re.MULTILINE | re.DOTALL)
-    mutated = re.search(r"'mutated_arg_names': (\[.*?\])", source)
-    changed = ast.literal_eval(mutated[1]) if mutated else []
-    names = [each.partition(":")[0].strip() for each in head[1].split(",")] if head else []
-    return [bool(WRITTEN.match(name)) or name in changed for name in names if POINTER.fullmatch(name)]
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
