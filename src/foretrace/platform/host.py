@@ -98,6 +98,22 @@ class Sharded:
 
 
 @dataclass(frozen=True)
+class CompiledPrograms:
+    """Host time of programs that torch.compile generated, in microseconds."""
+
+    entry: float = 45.0
+    """To enter one: guards, AOTAutograd's wrappers and autograd's node."""
+    argument: float = 0.35
+    """For each of its arguments."""
+    kernel: float = 8.0
+    """A generated kernel, with its launch and the allocation before it."""
+    call: float = 2.5
+    """Around a call of PyTorch in it."""
+    measured: bool = False
+    """Whether a calibration measured them."""
+
+
+@dataclass(frozen=True)
 class Host:
     """The five overheads of a host: inside calls by name (T2 to T5), between calls by term (T1).
 
@@ -122,6 +138,8 @@ class Host:
     """T2 of the first call of a name in a phase, over that of later ones."""
     rested: ColdHost = ColdHost()
     sharded: Sharded = Sharded()
+    compiled: CompiledPrograms = CompiledPrograms()
+    """Estimates for a current server CPU where they were not calibrated."""
     inference: Positive = 1.0
     """Host time of a forward without gradients, over that of the same forward with them."""
     faster: float = 0.0

@@ -17,7 +17,7 @@ from typing import TypeVar
 from foretrace.errors import ForetraceError
 from foretrace.platform.device import Device
 from foretrace.platform.fabric import Fabric
-from foretrace.platform.host import BetweenCalls, CallCost, ColdHost, Host, Sharded
+from foretrace.platform.host import BetweenCalls, CallCost, ColdHost, CompiledPrograms, Host, Sharded
 from foretrace.platform.platform import Platform
 from foretrace.platform.typed_json import Positive, PositiveInt, read_as
 
@@ -30,7 +30,7 @@ SAME_TENSOR_CORES = math.log(1.5)
 """Tensor Cores whose rates in a clock differ by less are taken to be used by the same kernels."""
 MIN_FACTOR, MAX_FACTOR = 0.01, 100.0
 """Factors beyond these make another machine, not one like it."""
-Times = TypeVar("Times", CallCost, BetweenCalls, ColdHost, Sharded)
+Times = TypeVar("Times", CompiledPrograms, CallCost, BetweenCalls, ColdHost, Sharded)
 
 
 @dataclass(frozen=True)
@@ -389,11 +389,13 @@ def scaled_host(host: Host, factor: float) -> Host:
         before=_divided(host.before, factor),
         rested=_divided(host.rested, factor),
         sharded=_divided(host.sharded, factor),
+        compiled=_divided(host.compiled, factor),
     )
 
 
 def _divided(times: Times, factor: float) -> Times:
-    return replace(times, **{field.name: getattr(times, field.name) / factor for field in fields(times)})
+    numbers = {field.name: getattr(times, field.name) for field in fields(times)}
+    return replace(times, **{name: value / factor for name, value in numbers.items() if not isinstance(value, bool)})
 
 
 def _scaled_fabric(platform: Platform, factors: Mapping[str, float]) -> Fabric | None:

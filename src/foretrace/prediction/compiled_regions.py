@@ -12,18 +12,15 @@ from numpy.typing import NDArray
 from foretrace.analysis.dispatched import DispatchedCalls
 from foretrace.cost_models.host.pricing import HostCosts
 from foretrace.graph import Graph
-from foretrace.graph.op import GENERATED_KERNELS
+from foretrace.graph.op import GENERATED_KERNELS, PHASES
 from foretrace.graph.tables import Ints
 from foretrace.platform.device import CudaGraphCosts
+from foretrace.platform.host import CompiledPrograms
 
-ENTRY_US, ARGUMENT_US = 45.0, 0.35
-"""To enter a compiled program: guards, AOTAutograd's wrappers and autograd's node; and for each of its arguments. These
-constants are estimates for a current server CPU: no machine was calibrated for them yet."""
-CALL_US, KERNEL_US = 2.5, 3.0
-"""Between two calls of a generated program, which allocates and frees there; and in a call of a generated kernel up to
-its launch. Estimates as well."""
 SPREAD = 0.5
-"""Standard deviation of the logarithm of such a time: it may be 1.9 times as long or as short (80 %)."""
+"""Standard deviation of the logarithm of an estimated time: it may be 1.9 times as long or as short (80 %)."""
+MEASURED_SPREAD = 0.2
+"""The same of a calibrated one: programs differ in what their guards check."""
 
 
 class Span(NamedTuple):
@@ -58,21 +55,23 @@ def members(some: Sequence[Span], count: int) -> NDArray[np.bool_]:
     return inside
 
 
-def with_compiled_regions(host: HostCosts, regions: Sequence[Span], calls: Graph) -> HostCosts:
+def with_compiled_regions(host: HostCosts, regions: Sequence[Span], calls: Graph, costs: CompiledPrograms) -> HostCosts:
     """Host costs of calls if some are made by generated programs, without PyTorch's Python around each."""
     count = len(calls.ops)
     inside = members(regions, count)
     generated = inside & calls.ops.names.matching(lambda name: name.startswith(GENERATED_KERNELS))[calls.ops.name]
-    before = np.where(inside, host.before - host.gap + CALL_US, host.before)
-    for span in regions:
-        before[span.first] += ENTRY_US + ARGUMENT_US * span.arguments
+    before = np.where(inside, host.before - host.gap + costs.call, host.before)
+    backward = calls.ops.phase == PHASES.index("backward")
+    for span in regions:  # autograd calls a backward, whose arguments no guard checks
+        before[span.first] += costs.entry + costs.argument * span.arguments * (not backward[span.first])
+    spread = MEASURED_SPREAD if costs.measured else SPREAD
     return replace(
         host,
         before=before,
-        gap=np.where(inside, CALL_US, host.gap),
-        to_launch=np.where(generated, KERNEL_US, host.to_launch),
+        gap=np.where(inside, costs.call, host.gap),
+        to_launch=np.where(generated, np.maximum(0.0, costs.kernel - costs.call - host.launch), host.to_launch),
         after=np.where(generated, 0.0, host.after),
-        spread=np.where(inside, np.maximum(host.spread, SPREAD), host.spread),
+        spread=np.where(inside, np.maximum(host.spread, spread), host.spread),
     )
 
 

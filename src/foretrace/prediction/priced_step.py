@@ -167,9 +167,10 @@ def _with_programs(
     notes = []
     regions, graphs = (spans(graph, step, mark) for mark in (COMPILED_REGION, GRAPH_LAUNCH))
     if regions:
-        host = with_compiled_regions(host, regions, step.calls)
-        programs = "1 compiled program" if len(regions) == 1 else f"{len(regions):,} compiled programs"
-        notes.append(f"the host time of {programs} is estimated from constants that no machine was measured for")
+        host = with_compiled_regions(host, regions, step.calls, platform.host.compiled)
+        if not platform.host.compiled.measured:
+            programs = "1 compiled program" if len(regions) == 1 else f"{len(regions):,} compiled programs"
+            notes.append(f"the host time of {programs} is estimated from constants that no machine was measured for")
     if graphs:
         host, launched = with_graph_launches(host, graphs, work.call, platform.host.before.forward_call)
         one = "one CUDA graph; its cost" if len(graphs) == 1 else f"{len(graphs)} CUDA graphs; their cost"

@@ -47,7 +47,7 @@ def sharded_costs(device: Any) -> tuple[float, float] | None:
             for longer, where in ((0, mesh), (8, mesh), (0, None))
         )
         steps = [_optimizer(some).step for some in (alike, different, plain)]
-        took, of_different, of_plain = _times_us(steps)
+        took, of_different, of_plain = times_us(steps)
         planned = max((of_different - took) / (COUNT - len(SIZES)), 0.0)
         return max((took - len(SIZES) * planned - of_plain) / _counted(steps[-1]).total(), 0.0), planned
 
@@ -94,7 +94,7 @@ def _around_gather_us(layers: int, device: Any, mesh: Any) -> float:
     def run(model: Any) -> Callable[[], None]:
         return lambda: model(given).sum().backward()
 
-    took, longer = _times_us([run(plain), run(sharded)])
+    took, longer = times_us([run(plain), run(sharded)])
     unsharded, all_calls = _counted(run(plain)), _counted(run(sharded))
     more = all_calls.total() - unsharded.total()
     gathers = sum(count for name, count in all_calls.items() if GATHER in name)
@@ -132,7 +132,7 @@ def _parameter(elements: int, device: Any, mesh: Any) -> Any:
     return parameter
 
 
-def _times_us(steps: Sequence[Callable[[], Any]]) -> list[float]:
+def times_us(steps: Sequence[Callable[[], Any]]) -> list[float]:
     """Host time of each, measured in turns: the host may be faster at one time than at another."""
     times: list[list[float]] = [[] for _ in steps]
     for _ in range(WARM_UP + REPEATS):

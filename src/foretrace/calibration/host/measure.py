@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import torch
 
 from foretrace._progress import OnProgress, Progress
+from foretrace.calibration.host.compiled import compiled_costs
 from foretrace.calibration.host.fsdp import gather_costs, sharded_costs
 from foretrace.calibration.host.profile import gaps_us, launches_of, profile_step
 from foretrace.calibration.host.steps import STEPS
@@ -143,8 +144,9 @@ def measure_host(
 
 
 def measure_around_calls(out: Path, device: Any) -> None:
-    """Append to the last run in a folder the cost of FSDP's Python, and on a CPU the gaps between calls."""
+    """Append to the last run in a folder the cost of FSDP's Python, of compiled programs, and on a CPU the gaps."""
     found: dict[str, tuple[float, ...] | None] = {"sharded": sharded_costs(device), "gathered": gather_costs(device)}
+    found["compiled"] = compiled_costs(device)
     if not is_gpu(device):
         found["gaps"] = gaps_us()
     append(out / HOST_FILE, [{name: _rounded(costs)} for name, costs in found.items() if costs])

@@ -20,7 +20,7 @@ from foretrace.cost_models.host.inside_ops import (
 from foretrace.cost_models.host.pricing import BACKWARD, FORWARD, OPTIMIZER, HostCalls, t1_terms
 from foretrace.errors import ForetraceError
 from foretrace.graph.tables import SIGMAS_TO_P90, Floats, percentiles
-from foretrace.platform.host import TERMS, BetweenCalls, CallCost, ColdHost, Host, Sharded
+from foretrace.platform.host import TERMS, BetweenCalls, CallCost, ColdHost, CompiledPrograms, Host, Sharded
 from foretrace.platform.measurements.host import HostRun, StepTimes
 
 MIN_COMMON = 0.01
@@ -55,7 +55,7 @@ def fit_host(runs: Sequence[HostRun], name: str = "host") -> Host:
     common = _common_spread(steps, host)
     faster, slower = _speeds(steps, host)
     host = replace(with_gaps(host, runs), common=common, faster=faster, slower=slower, inference=_inference(times))
-    return _rounded(replace(host, rested=_cold_host(times), sharded=_fsdp_costs(runs)))
+    return _rounded(replace(host, rested=_cold_host(times), sharded=_fsdp_costs(runs), compiled=_compiled(runs)))
 
 
 def inside_us(calls: HostCalls, host: Host) -> Floats:
@@ -168,6 +168,13 @@ def _fsdp_costs(runs: Sequence[HostRun]) -> Sharded:
     """Means of the measured costs of FSDP; zeros if none were measured."""
     updates, gathers = ([costs for run in runs for costs in getattr(run, kind)] for kind in ("sharded", "gathered"))
     return Sharded(*(us for seen in (updates, gathers) for us in np.mean(seen or [[0.0, 0.0]], axis=0).tolist()))
+
+
+def _compiled(runs: Sequence[HostRun]) -> CompiledPrograms:
+    """Medians of the measured costs of compiled programs; estimates if none were measured."""
+    found = [costs for run in runs for costs in run.compiled]
+    entry, argument, kernel, call = np.round(np.median(found, axis=0), 3).tolist() if found else [0.0] * 4
+    return CompiledPrograms(entry, argument, kernel, call, measured=True) if found else CompiledPrograms()
 
 
 def _inference(times: Sequence[StepTimes]) -> float:

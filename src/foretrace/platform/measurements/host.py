@@ -13,6 +13,7 @@
 | ``{"alone": [...]}`` | host time of each single call |
 | ``{"sharded": [call, planned]}`` | extra time of an optimizer's call on shards, and of planning one |
 | ``{"gathered": [group, parameter]}`` | Python around gathering a group of parameters, and for each of them |
+| ``{"compiled": [entry, argument, kernel, call]}`` | entering a compiled program, and parts of one |
 | ``{"gaps": [forward, backward, optimizer]}`` | on a CPU: time between two calls of a larger step |
 
 In older files forward includes clearing, which is NaN then.
@@ -98,6 +99,8 @@ class HostRun:
     """Extra microseconds of an optimizer's call on shards, and of planning one."""
     gathered: list[list[float]] = field(default_factory=list)
     """Microseconds of Python around gathering a group of parameters, and for each of them."""
+    compiled: list[list[float]] = field(default_factory=list)
+    """Microseconds to enter a compiled program, of an argument, of a generated kernel, and around a call of PyTorch."""
     gaps: list[list[float]] = field(default_factory=list)
     """Microseconds between two calls in forward, backward and optimizer of a larger step, on a CPU."""
 
@@ -133,7 +136,7 @@ def _add_line(line: dict[str, Any], runs: list[HostRun]) -> None:
         step.profiled.append(_columns(Profiled, line, len(step.calls)))
     else:
         ((kind, numbers),) = line.items()
-        getattr(run, kind).append(_numbers(numbers, {"sharded": 2, "gathered": 2, "gaps": 3}[kind]))
+        getattr(run, kind).append(_numbers(numbers, {"sharded": 2, "gathered": 2, "compiled": 4, "gaps": 3}[kind]))
 
 
 def _columns(kind: Any, line: dict[str, Any], length: int | None = None) -> Any:
