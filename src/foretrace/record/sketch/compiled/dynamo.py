@@ -23,10 +23,12 @@ import torch._inductor.compile_fx
 from torch._dynamo import types
 from torch._dynamo.variables import builder, torch_function
 from torch._dynamo.variables.optimizer import OptimizerVariable
+from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 import foretrace
+from foretrace.record.sketch.compiled.decompositions import for_gpu
 from foretrace.record.sketch.compiled.inductor import (
     AUTOTUNED,
     CannotLowerError,
@@ -257,6 +259,7 @@ class Compiler:
                 if self._regions.wanted == GRAPHED:
                     settings["triton.cudagraphs"] = True
                 options = {**options, "config_patches": settings, "inner_compile": self._lowered}
+                options["decompositions"] = for_gpu(options.get("decompositions") or select_decomp_table())
             with patch.object(self._labels, "hidden", True):
                 return compile_fx(module, inputs, *rest, **options)
 

@@ -17,6 +17,8 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch._prims_common import suggest_memory_format
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -48,6 +50,10 @@ UNMEASURED = {
 """Options of TorchInductor: nothing is measured, started or stored."""
 UNRELATED = ("graph_id", "boxed_forward_device_index", "extern_node_serializer", "get_decomp_fn")
 """Arguments of TorchInductor that are others for each graph, and that do not change the program."""
+UNALIGNED = 1.5
+"""Time of a GEMM on Tensor Cores whose rows are not aligned, over that of an aligned one."""
+FLOPS_PER_BYTE = 200.0
+"""What a GPU of these years computes in half precision while it moves a byte."""
 AUTOTUNED = ("max_autotune", "max_autotune_gemm", "max_autotune_pointwise", "coordinate_descent_tuning")
 """Options by which TorchInductor chooses kernels by measuring them."""
 
@@ -130,7 +136,7 @@ def _folding(run_node: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def methods_without_driver() -> Iterator[None]:
-    """Methods of tensors that ask the driver for the current device, as calls that do not."""
+    """Methods of tensors that ask the driver for the current device, as calls that do not; and none starts it."""
     aten = torch.ops.aten
     methods = {"copy_": aten.copy_, "contiguous": aten.contiguous, "__invert__": aten.bitwise_not, "__getitem__": _part}
 
@@ -140,7 +146,23 @@ def methods_without_driver() -> Iterator[None]:
     with ExitStack() as stack:
         for name, call in methods.items():
             stack.enter_context(patch.object(FakeTensor, name, method(call), create=True))
+        for name in ("init_gpu_context", "init_cuda_context"):  # the second up to torch 2.5; of CUDA builds alone
+            stack.enter_context(patch.object(fake_tensor, name, lambda *_: None, create=True))
+        formats = torch._C._conv_determine_backend_memory_format
+        stack.enter_context(patch.object(torch._C, formats.__name__, _layouts_of_cudnn(formats)))
         yield
+
+
+def _layouts_of_cudnn(formats: Callable[..., Any]) -> Callable[..., Any]:
+    """The layout of a convolution's result: without a driver PyTorch thinks that there is no cuDNN."""
+
+    def chosen(input: torch.Tensor, weight: torch.Tensor, backend: Any) -> Any:
+        if input.device.type != "cuda":
+            return formats(input, weight, backend)
+        last = [given for given in map(suggest_memory_format, (input, weight)) if given != torch.contiguous_format]
+        return last[0] if last else torch.contiguous_format
+
+    return chosen
 
 
 def _part(tensor: torch.Tensor, index: Any) -> torch.Tensor:
@@ -182,13 +204,32 @@ def _has(config: Any, name: str) -> bool:
 def pays_to_pad(match: Any, mat1: torch.Tensor, mat2: torch.Tensor, *_: Any, **__: Any) -> bool:
     """Whether a GEMM of odd sizes is padded, which TorchInductor finds out by measuring both.
 
-    Copying a matrix takes some 50 times as long per element as a multiply-add of Tensor Cores, and an unaligned GEMM
-    takes about twice as long.
+    Tensor Cores take about half as long again for rows that are not aligned. Padding copies an operand, unless the
+    kernel that makes it can write it padded.
     """
     from torch._inductor.fx_passes import pad_mm
 
+    if mat1.dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32:
+        return False
     rows, inner, columns = (int(n) for n in (mat1.shape[-2], mat1.shape[-1], mat2.shape[-1]))
-    return bool(pad_mm.is_mm_compute_bound(rows, inner, columns, mat1.dtype))
+    batch = int(mat1.shape[0]) if mat1.dim() > 2 else 1
+    align = int(pad_mm.get_alignment_size(mat1))
+    padded = {"mat1": bool(rows % align or inner % align), "mat2": bool(inner % align or columns % align)}
+    if not any(padded.values()):
+        return False
+    copied = 0
+    for name, matrix in (("mat1", mat1), ("mat2", mat2)):
+        if padded[name] and not _written_padded(pad_mm, match, name):
+            copied += 2 * matrix.numel() * matrix.element_size()
+    return batch * rows * inner * columns * 2 * (UNALIGNED - 1) / FLOPS_PER_BYTE > copied
+
+
+def _written_padded(pad_mm: Any, match: Any, name: str) -> bool:
+    """Whether the kernel that makes an operand can write it padded."""
+    try:
+        return bool(pad_mm.should_exclude_padding_time(match, name))
+    except (AttributeError, KeyError):  # another version of PyTorch, or another name
+        return False
 
 
 def put_on_gpu(module: torch.fx.GraphModule, device_of: Callable[[torch.Tensor], str]) -> None:
