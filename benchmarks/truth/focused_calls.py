@@ -30,7 +30,7 @@ from foretrace.cost_models.kernels.families import HELD_OUT, case_number
 from foretrace.graph import Op
 from foretrace.platform.measurements.kernels import SUFFIX, Batch
 
-NEW = {"recurrent": 6.0, "decoding": 3.0, "fourier": 2.0, "linear_algebra": 3.0, "grid_sampling": 2.0}
+NEW = {"recurrent": 2.0, "resampling": 2.0, "fourier": 2.0, "linear_algebra": 1.0, "grid_sampling": 1.0, "pooling": 0.5}
 """Families of which every case is measured, with their shares of the time."""
 BATCH = 192
 HELD_OUT_SHARE = 0.12
@@ -48,9 +48,17 @@ def _few(op: Op) -> bool:
     return op.name in ("aten::bmm", "aten::baddbmm") and any(min(t.shape) <= 8 for t in op.tensors[-2:])
 
 
+def _is_full_precision(op: Op) -> bool:
+    """A convolution in float32, by TF32."""
+    return op.tensors[0].dtype == "float32"
+
+
 FOCUS: dict[str, tuple[str, Callable[[Op], bool], float]] = {
-    "volumes": ("convolutions", lambda op: len(op.tensors[0].shape) == 5, 2.0),
-    "turned": ("convolutions", _is_turned, 2.0),
+    "full": ("convolutions", _is_full_precision, 3.0),
+    "turned": ("convolutions", lambda op: _is_turned(op) and _is_full_precision(op), 1.5),
+    "grouped": ("grouped_convolutions", _is_full_precision, 3.0),
+    "dense gradients": ("lookups", lambda op: op.name == "aten::embedding_dense_backward", 2.0),
+    "places": ("indexing", lambda op: op.name.startswith(("aten::gather", "aten::scatter", "aten::_index_put")), 2.0),
     "experts": ("matrix", lambda op: op.name == "aten::_grouped_mm", 1.0),
     "few": ("matrix", _few, 1.0),
 }
@@ -79,7 +87,7 @@ def measure_focus(focus: str, out: Path, device: Any, seconds: float, series: st
     first = next_case_in(path, device_name(device)) if path.exists() else 0
     while time.monotonic() < end:
         cases = FocusedRange(family, first, first + BATCH, MAX_ELEMENTS[device.type], device.type, series, focus)
-        if workers.ready and family in ("attention", "convolutions"):
+        if workers.ready and family in ("attention", "convolutions", "grouped_convolutions"):
             batches = list(workers.measure(path, cases, machine, until=end))
         else:
             batches = [measure_batch(path, cases, Batch(cases.first, cases.last, machine), device, end)]

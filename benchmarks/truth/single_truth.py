@@ -47,7 +47,7 @@ def host_ms(step: Step) -> float:
     began = time.perf_counter_ns()
     step()
     taken = (time.perf_counter_ns() - began) / 1e6
-    _drain()
+    drain()
     return round(taken, 4)
 
 
@@ -55,17 +55,18 @@ def synced_ms(step: Step) -> list[float]:
     """How long synced steps take, some in a row."""
     time.sleep(APART_S)
     step()
-    _drain()
+    drain()
     taken = []
     for _ in range(6):
         began = time.perf_counter_ns()
         step()
-        _drain()
+        drain()
         taken.append(round((time.perf_counter_ns() - began) / 1e6, 4))
     return taken[1:]
 
 
-def _drain() -> None:
+def drain() -> None:
+    """Wait until the device is idle."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 

@@ -4,7 +4,7 @@ A sketch is kept as a recording without times, so that it is loaded like one. Wh
 `torch.distributed._tools.RuntimeEstimator` says of a step, by its cost model, stands beside it in ``estimate.json``; it
 wants a GPU, and fails on some steps.
 
-    python -m benchmarks.truth.sketched OUT [--processes 8] [--zoo] [STEP …]
+    python -m benchmarks.truth.sketched OUT [--processes 8] [--zoo | --compiled] [STEP …]
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from unittest.mock import patch
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from benchmarks.lib.compiled_steps import IN_MODES
 from benchmarks.lib.workloads import ALL, Step, built
 from benchmarks.lib.zoo import ZOO
 from foretrace.graph import Graph
@@ -32,7 +33,7 @@ from foretrace.record import folder as files
 from foretrace.record.sketch.fake_step import ModuleMover
 from foretrace.record.sketch.sketch import sketch
 
-STEPS = {**ALL, **ZOO}
+STEPS = {**ALL, **ZOO, **IN_MODES}
 ESTIMATE = "estimate.json"
 COST_MODEL = "operator-level-cost-model"
 
@@ -85,9 +86,10 @@ def main() -> int:
     options.add_argument("out", type=Path)
     options.add_argument("steps", nargs="*")
     options.add_argument("--zoo", action="store_true", help="the steps of benchmarks.lib.zoo")
+    options.add_argument("--compiled", action="store_true", help="the steps of benchmarks.lib.compiled_steps")
     options.add_argument("--processes", type=int, default=8)
     chosen = options.parse_intermixed_args()
-    steps = chosen.steps or list(ZOO if chosen.zoo else ALL)
+    steps = chosen.steps or list(IN_MODES if chosen.compiled else ZOO if chosen.zoo else ALL)
     left = [(name, chosen.out) for name in steps if not (chosen.out / name).exists()]
     with multiprocessing.get_context("spawn").Pool(min(chosen.processes, len(left) or 1)) as pool:
         for said in pool.imap_unordered(_sketched, left):

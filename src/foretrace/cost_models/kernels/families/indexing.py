@@ -175,7 +175,7 @@ def _rows(draw: Draw) -> tuple[Op, int]:
 
 
 def _elements(draw: Draw) -> tuple[Op, int]:
-    rows = draw.size(1, max(1, min(65536, draw.most // 16)))
+    rows = draw.size(1, max(1, min(262_144, draw.most // 16)))
     width = draw.whole(2, max(2, min(160_000, draw.most // rows)))
     taken = draw.whole(1, min(width, 256))
     table = Tensor((rows, width), draw.weighted({"float32": 6, "bfloat16": 3, "int64": 1}))

@@ -136,7 +136,7 @@ class Lookups(Family):
     def case(self, draw: Draw) -> Case:
         """A lookup, its gradient or a sparse update, with random reuse of rows."""
         dtype = draw.weighted({"float32": 8, "bfloat16": 1, "float16": 1})
-        dim = draw.size(16, 256) if draw.chance(0.9) else draw.size(256, 1024)
+        dim = draw.size(1, 256) if draw.chance(0.9) else draw.size(256, 1024)
         rows = draw.whole(min(1000, draw.most // dim), max(1, min(10_000_000, 4 * draw.most // dim)))
         if draw.chance(0.2):
             rows = draw.whole(
