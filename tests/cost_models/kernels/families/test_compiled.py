@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from foretrace.cost_models.kernels.families import FAMILIES, CallContext, family_of
-from foretrace.cost_models.kernels.families.compiled import Compiled, loops_of
+from foretrace.cost_models.kernels.families.compiled import Compiled, kernel_work
 from foretrace.graph import Op, Tensor, Value
 from foretrace.platform.device import Device
 
@@ -31,7 +31,7 @@ def test_calls_of_pytorch_and_kernels_without_tensors_are_not(op: Op) -> None:
 
 def test_the_stream_is_no_loop() -> None:
     op = Op("triton_red_fused_sum_0", (X, 24576, 128, 140_000_000_000))
-    assert loops_of(op, [X]).elements == 24576 * 128
+    assert kernel_work(op, [X]).elements == 24576 * 128
 
 
 def test_of_a_table_only_the_rows_that_are_walked_over_count() -> None:

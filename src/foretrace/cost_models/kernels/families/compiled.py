@@ -1,7 +1,8 @@
-"""Compiled and custom kernels: priced from the tensors they are given, and from what their names tell.
+"""Compiled and custom kernels: priced from the tensors they are given, and from what their source says.
 
-TorchInductor names a kernel after what it does, ``triton_red_fused_add_sum_3``, and gives it its tensors, the sizes of
-its loops, and a stream. Which tensors it writes is not known.
+TorchInductor gives a kernel its tensors, the sizes of its loops, and a stream; what it does with them is in its source
+(`foretrace.graph.generated_kernels`). Where that is not known, as in traces of others, its name tells a little:
+``triton_red_fused_add_sum_3``.
 """
 
 from __future__ import annotations
@@ -9,13 +10,11 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from foretrace.cost_models.kernels.family import PYTORCH_NAMESPACES, CallContext, Description, Family
 from foretrace.cost_models.kernels.features import (
     alignment,
-    dtype_code,
-    is_contiguous,
     log,
     tensors_of,
     wave_quantization,
@@ -33,16 +32,35 @@ LOOPED_ROW = 512
 """A looped reduction is about as fast as a sum over rows of this length."""
 HEAVY = re.compile(r"gelu|tanh|erf|sigmoid|silu|pow|log|sin|cos|softplus|mish|rand|dropout|bernoulli")
 DIVIDING = re.compile(r"exp|softmax|sqrt|div|norm|var")
-SELECTING = re.compile(r"embedding|index|gather|scatter|slice|cat")
+INSTRUCTIONS = (2, 12, 40)
+"""Instructions for each element, about, by what was fused: see `arithmetic`."""
+SELECTING = re.compile(r"embedding|index|gather|scatter")
+FLOPS = 2.0
+"""An instruction of the arithmetic units may do so many operations."""
 
 
-class Loops(NamedTuple):
-    """The iteration space of a kernel."""
+class KernelWork(NamedTuple):
+    """What a generated kernel does."""
 
     kind: int
     rows: int
+    """Results."""
     along: int
-    """Elements of a row that are reduced to one; 1 where nothing is reduced."""
+    """Elements that are reduced to one; 1 where nothing is reduced."""
+    accessed: float
+    """Bytes that are read and written."""
+    fetched: float
+    """The same, with those beside them in the sectors of memory."""
+    footprint: float
+    """Bytes of memory that are touched."""
+    largest: float
+    """Those of its largest tensor."""
+    instructions: int
+    """For each element, about."""
+    indirect: int = 0
+    atomics: int = 0
+    loops: int = 0
+    reductions: int = 0
 
     @property
     def elements(self) -> int:
@@ -55,11 +73,11 @@ class Compiled(Family):
 
     name = "compiled"
     ops = ()
-    min_measurements = 1000  # random chains differ widely: a model of a few hundred is worse than the proxy
+    min_measurements = 1000  # they differ widely: a model of a few hundred is worse than the proxy
     one_kernel = True
-    columns = ("kind", "elements", "rows", "along", "bytes", "tensors", "whole", "broadcast", "gathered", "largest",
-               "dtype", "last_dtype", "itemsize", "uneven", "arithmetic", "selecting", "words", "row_aligned",
-               "along_aligned", "waves", "ragged")  # fmt: skip
+    columns = ("kind", "elements", "rows", "along", "accessed", "fetched", "footprint", "largest", "tensors", "widest",
+               "narrowest", "indirect", "atomics", "loops", "reductions", "instructions", "bytes_per_element", "waste",
+               "all_instructions", "row_aligned", "along_aligned", "waves", "ragged")  # fmt: skip
 
     def matches(self, op: Op) -> bool:
         """Names are made up by the compiler, so any is accepted."""
@@ -70,22 +88,20 @@ class Compiled(Family):
         return not op.name.startswith(PYTORCH_NAMESPACES) and bool(tensors_of(op))
 
     def describe(self, op: Op, context: CallContext) -> Description:
-        """Loops and traffic; of a tensor larger than the iteration space only that much is touched."""
+        """Loops, traffic and arithmetic."""
         tensors = tensors_of(op)
-        loops = loops_of(op, tensors)
-        moved = traffic(loops, tensors)
-        largest = max(tensors, key=lambda t: t.nbytes)
-        touched = sum(min(t.numel, loops.elements) for t in tensors)
-        waves = loops.elements / (1024 * context.device.sms)
+        work = kernel_work(op, tensors)
+        sizes = [t.itemsize for t in tensors]
+        waves = work.elements / (1024 * context.device.sms)
+        arithmetic = float(work.elements) * work.instructions
         features = [
-            loops.kind, log(loops.elements), log(loops.rows), log(loops.along), log(moved), len(tensors),
-            sum(t.numel == loops.elements for t in tensors), sum(t.numel < loops.elements for t in tensors),
-            sum(t.numel > loops.elements for t in tensors), log(largest.nbytes), dtype_code(largest.dtype),
-            dtype_code(tensors[-1].dtype), moved / max(1, touched), sum(not is_contiguous(t) for t in tensors),
-            arithmetic(op.name), bool(SELECTING.search(op.name)), op.name.count("_"), alignment(loops.rows),
-            alignment(loops.along), log(64 * waves), wave_quantization(waves),
+            work.kind, log(work.elements), log(work.rows), log(work.along), log(work.accessed), log(work.fetched),
+            log(work.footprint), log(work.largest), len(tensors), max(sizes), min(sizes), work.indirect, work.atomics,
+            work.loops, work.reductions, work.instructions, work.fetched / max(1, work.elements),
+            work.fetched / max(1.0, work.accessed), log(arithmetic), alignment(work.rows), alignment(work.along),
+            log(64 * waves), wave_quantization(waves),
         ]  # fmt: skip
-        return Description(features, Work(flops=float(loops.elements), bytes=float(moved)))
+        return Description(features, Work(flops=FLOPS * arithmetic, bytes=work.footprint))
 
     def is_guess(self, op: Op) -> bool:
         """The name of a kernel that TorchInductor did not generate tells nothing."""
@@ -94,40 +110,73 @@ class Compiled(Family):
     def proxy(self, op: Op) -> Op:
         """A PyTorch op that moves as many bytes in the same way."""
         tensors = tensors_of(op)
-        loops = loops_of(op, tensors)
-        moved = traffic(loops, tensors)
+        work = kernel_work(op, tensors)
         dtype = max(tensors, key=lambda t: t.nbytes).dtype
         dtype = dtype if dtype in ("float32", "bfloat16", "float16") else "float32"
-        if loops.kind in (LOOPED, PERSISTENT):
-            along = loops.along if loops.kind == PERSISTENT else LOOPED_ROW
-            rows = max(1, round(moved / along / ITEMSIZE["float32"]))
+        if work.kind in (LOOPED, PERSISTENT):
+            along = work.along if work.kind == PERSISTENT else LOOPED_ROW
+            rows = max(1, round(work.fetched / along / ITEMSIZE["float32"]))
             return Op("aten::sum", (Tensor((rows, along), "float32"), [1]), overload="dim_IntList")
-        name = "aten::gelu" if arithmetic(op.name) > 1 else "aten::relu"
-        return Op(name, (Tensor((max(1, round(moved / 2 / ITEMSIZE[dtype])),), dtype),), overload="default")
+        name = "aten::gelu" if work.instructions > INSTRUCTIONS[1] else "aten::relu"
+        return Op(name, (Tensor((max(1, round(work.fetched / 2 / ITEMSIZE[dtype])),), dtype),), overload="default")
 
 
-def loops_of(op: Op, tensors: list[Tensor]) -> Loops:
-    """The iteration space of a kernel: as TorchInductor gives it, for others the largest tensor.
+def kernel_work(op: Op, tensors: list[Tensor]) -> KernelWork:
+    """What a kernel does: as its source says, or by its name and the sizes of its loops.
 
-    >>> x = Tensor((4096, 768), "float32")
-    >>> loops_of(Op("triton_per_fused_sum_0", (x, Tensor((4096,), "float32"), 4096, 768, 0)), [x])
-    Loops(kind=3, rows=4096, along=768)
+    >>> x, sums = Tensor((4096, 768), "float32"), Tensor((4096,), "float32")
+    >>> work = kernel_work(Op("triton_per_fused_sum_0", (x, sums, 4096, 768, 0)), [x, sums])
+    >>> work.rows, work.along, work.accessed == x.nbytes + sums.nbytes
+    (4096, 768, True)
     """
     kind = KINDS.get(op.name[7:10], 0) if op.name.startswith("triton_") else 0
-    *sizes, _ = [a for a in op.args if isinstance(a, int) and not isinstance(a, bool)] or [0]  # the last is the stream
-    largest = max((t.numel for t in tensors), default=1)
-    if kind in (LOOPED, PERSISTENT) and len(sizes) > 1:
-        return Loops(kind, math.prod(sizes[:-1]), sizes[-1])
-    return Loops(kind, math.prod(sizes) if kind == POINTWISE and sizes else max(1, largest), 1)
+    accessed: list[Any]
+    fetched: list[Any]
+    match op.kwargs:
+        case {
+            "accessed": list(accessed),
+            "fetched": list(fetched),
+            "rows": int(rows),
+            "along": int(along),
+            **counts,
+        } if len(accessed) == len(fetched) == len(tensors):
+            numbers = {name: n for name, n in counts.items() if name in KernelWork._fields and isinstance(n, int)}
+        case _:
+            rows, along = loops_of(op, kind, tensors)
+            accessed = fetched = [min(t.numel, rows * along) for t in tensors]
+            numbers = {"instructions": INSTRUCTIONS[arithmetic(op.name)], "reductions": int(along > 1)}
+            numbers["indirect"] = int(bool(SELECTING.search(op.name)))
+    touched = [min(n, t.numel) * t.itemsize for n, t in zip(_counts(accessed), tensors)]
+    moved, brought = (
+        float(sum(n * t.itemsize for n, t in zip(_counts(some), tensors))) for some in (accessed, fetched)
+    )
+    numbers.setdefault("instructions", 1)
+    return KernelWork(kind, rows, along, moved, brought, float(sum(touched)), float(max(touched)), **numbers)
 
 
-def traffic(loops: Loops, tensors: list[Tensor]) -> int:
-    """Bytes that a kernel moves at least: each tensor once, and no more of it than the iteration space.
+def _counts(values: list[Any]) -> list[int]:
+    """Of a recording only numbers are believed."""
+    return [value if isinstance(value, int) and value >= 0 else 0 for value in values]
 
-    >>> traffic(Loops(1, 8, 1), [Tensor((8,), "float32"), Tensor((100,), "float32")])
-    64
+
+def loops_of(op: Op, kind: int, tensors: list[Tensor]) -> tuple[int, int]:
+    """Results of a kernel, and elements that are reduced to one, by its arguments; for others the largest tensor.
+
+    Arguments that are no sizes, such as the offset of a random seed, come first: what is left walks over no more than
+    the largest tensor.
+
+    >>> x = Tensor((4096, 768), "float32")
+    >>> loops_of(Op("triton_per_fused_sum_0", (x, Tensor((4096,), "float32"), 4096, 768, 0)), PERSISTENT, [x])
+    (4096, 768)
     """
-    return sum(min(t.numel, loops.elements) * t.itemsize for t in tensors)
+    *sizes, _ = [a for a in op.args if isinstance(a, int) and not isinstance(a, bool)] or [0]  # the last is the stream
+    largest = max(1, *(t.numel for t in tensors))
+    reduces = kind in (LOOPED, PERSISTENT)
+    while len(sizes) > 1 + reduces and math.prod(sizes) > largest:
+        sizes = sizes[1:]
+    if reduces and len(sizes) > 1:
+        return math.prod(sizes[:-1]), sizes[-1]
+    return (math.prod(sizes) if kind == POINTWISE and sizes else largest), 1
 
 
 def arithmetic(name: str) -> int:
