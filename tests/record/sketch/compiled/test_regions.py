@@ -263,3 +263,36 @@ print(bool((weight == model.weight).all()), counters["stats"]["unique_graphs"] -
     first, *then = done.stdout.splitlines()
     assert first.startswith("True|") and "torch.compile was left out" in first
     assert then == ["True", "False 0"]
+
+
+@on_cuda
+def test_a_function_that_is_compiled_again_in_the_next_step_is_reported() -> None:
+    def build() -> Callable[[], Any]:
+        weight, steps = torch.nn.Parameter(torch.ones(8, 8, device="cuda")), [""]
+
+        @torch.compile
+        def scaled(given: torch.Tensor, name: str) -> torch.Tensor:
+            return (given @ weight * len(name)).relu().sum()
+
+        def step() -> None:
+            steps[0] += "x"
+            scaled(torch.ones(4, 8, device="cuda"), steps[0]).backward()
+
+        return step
+
+    notes = sketch(build, device="cuda").notes
+    assert any(
+        note.startswith("compiled again in the second step, for other sizes or values: scaled") for note in notes
+    )
+
+
+@on_cuda
+def test_code_that_a_full_graph_cannot_hold_is_refused_with_the_reason() -> None:
+    @torch.compile(fullgraph=True)
+    def printed(given: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.graph_break()
+        return given.relu()
+
+    with pytest.raises(ForetraceError, match="the step can't be compiled: Unsupported: ") as refused:
+        sketch(lambda: printed(torch.ones(4, device="cuda")), device="cuda")
+    assert "fullgraph=True allows no graph break" in str(refused.value)

@@ -28,6 +28,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 import foretrace
+from foretrace.errors import ForetraceError
 from foretrace.record.sketch.compiled.decompositions import for_gpu
 from foretrace.record.sketch.compiled.inductor import (
     AUTOTUNED,
@@ -47,6 +48,7 @@ from foretrace.record.sketch.fake_step import quiet
 from foretrace.record.watch.compiled_programs import Program as WatchedProgram
 
 dynamo: Any = torch._dynamo
+FULL_GRAPH = "fullgraph=True allows no graph break: leave it out, or take this out of what is compiled."
 OWN_CODE = str(Path(foretrace.__file__).parent)
 """Where the sketch's own functions are, which eager parts of a compiled function call: these are not compiled."""
 
@@ -134,6 +136,8 @@ class Compiler:
                     if watched and dynamo.utils.counters["stats"]["unique_graphs"] > graphs:
                         self._regions.compiled_again.append(code.co_name)
                     return made
+                except dynamo.exc.Unsupported as error:  # with graph breaks allowed there would be one
+                    raise ForetraceError(f"the step can't be compiled: {reason(error)}", FULL_GRAPH) from error
                 except Exception as error:  # whatever a compiler fails with
                     self._failed.add(code)
                     self._regions.failed(reason(error))
