@@ -18,7 +18,10 @@ def check_table(
     json: AsJson = False,
     top: Top = 30,
 ) -> None:
-    """Hold a table of step times against forecasts, and fit the few constants of a software stack on it."""
+    """Compare a table of step times with predictions.
+
+    And fit the few constants of a software stack on it.
+    """
     from foretrace._progress import Progress
     from foretrace.cli.progress import progress_bar
     from foretrace.errors import ForetraceError

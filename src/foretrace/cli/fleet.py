@@ -10,7 +10,7 @@ import typer
 from foretrace.cli.options import AsJson, Html, Obfuscate, Top, check_outputs, platform_names, working
 from foretrace.cli.progress import progress_bar
 
-fleet = typer.Typer(no_args_is_help=True, help="Where the GPU hours of many recordings go, and a suite of few.")
+fleet = typer.Typer(no_args_is_help=True, help="Show where the GPU hours of many recordings go.")
 
 StorePath = Annotated[Path, typer.Argument(metavar="STORE", help="The folder of the store.")]
 

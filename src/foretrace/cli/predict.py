@@ -111,7 +111,7 @@ def predict(
     step: Step = None,
     top: TopOrAll = None,
 ) -> None:
-    """Predict how long a training step takes on a platform, and why.
+    """Predict how long a training step takes, and why.
 
     A script (train.py, or train.py:make_step to name the function that builds or does a step) is sketched: it is
     imported, so its top level runs, and its step is called, on fake tensors and without side effects.

@@ -6,6 +6,7 @@ their width, names are cut, but never so far that they say nothing.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 from typing import Any
@@ -23,6 +24,8 @@ LEAST_NAME = 12
 """Cells that a name keeps, however narrow the terminal."""
 GAP = 2
 """Cells between columns."""
+FILE_WIDTH = 120
+"""Of a pipe or a file, which has no width of its own: few names are cut."""
 
 Fact = tuple[str, str, str]
 """A line of a headline: name, figure, what it means."""
@@ -61,8 +64,20 @@ def print_report(result: object, top: int | None = None, console: Console | None
     """Print a result, with at most ``top`` rows per table."""
     module, _, function = BLOCKS[type(result).__name__].partition(".")
     blocks: Any = getattr(import_module(f"foretrace.report.{module}"), function)
-    console = console or Console(highlight=False, emoji=False)
-    for number, block in enumerate(blocks(result, top)):
+    given, console = console, console or Console(highlight=False, emoji=False)
+    if given or console.is_terminal:
+        _print_blocks(console, blocks(result, top))
+        return
+    if "COLUMNS" not in os.environ:
+        console.width = FILE_WIDTH
+    with console.capture() as printed:
+        _print_blocks(console, blocks(result, top))
+    for line in printed.get().splitlines():
+        console.file.write(f"{line.rstrip()}\n")
+
+
+def _print_blocks(console: Console, blocks: Blocks) -> None:
+    for number, block in enumerate(blocks):
         if number:
             console.print()
         console.print(block, crop=False)
