@@ -44,9 +44,10 @@ def advise(
     top: Top = 10,
     json: AsJson = False,
 ) -> None:
-    """Search for the best ways to train a step on some GPUs: parallelism, batch, checkpointing, precision, optimizer.
+    """Search for the best ways to train a step on some GPUs.
 
-    Few of the plans are simulated; Ctrl-C gives the best so far. Each plan comes with why it helps and how to apply it.
+    Parallelism, batch, checkpointing, precision, optimizer. Few of the plans are simulated; Ctrl-C gives the best so
+    far. Each plan comes with why it helps and how to apply it.
     """
     what = what_of(words)
     from foretrace.whatif.advise import advise as search

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from foretrace.errors import ForetraceError, unknown_name
 from foretrace.platform.device import ATTENTION
-from foretrace.platform.hypothetical import CrossDeviceScaling, scaled_fabric, scaled_host
 from foretrace.platform.platform import Platform
 from foretrace.platform.typed_json import Positive, read_as, write
 
@@ -79,6 +78,8 @@ class Stack:
 
     def applied(self, platform: Platform) -> Platform:
         """The platform under this stack."""
+        from foretrace.platform.hypothetical import CrossDeviceScaling, scaled_fabric, scaled_host  # few have a stack
+
         device = replace(platform.device, attention=self.attention or platform.device.attention)
         scaling = platform.cross_device
         if scaling is None and (self.gemm, self.memory) != (1.0, 1.0):

@@ -21,6 +21,7 @@ from foretrace.graph import Graph, Job
 from foretrace.graph.graph import chosen_step, cut_to_step
 from foretrace.platform.device import Device
 from foretrace.platform.platform import Platform
+from foretrace.platform.stack import widened
 from foretrace.prediction.device_work import keeps_measured_kernels
 from foretrace.prediction.job import (
     SimulatedJob,
@@ -162,8 +163,6 @@ def predict_on_platform(
     stack_notes = []
     if platform.stack is not None:
         report.stack, stack_notes = platform.stack.name, [platform.stack.note()]
-        from foretrace.platform.stack import widened  # here, since most platforms have none
-
         report.low_ms, report.high_ms = widened(report.step_ms, report.low_ms, report.high_ms, platform.stack.spread)
     if any(rank.step.gaps for rank in ranks):
         from foretrace.prediction.gaps import carried_rows
