@@ -46,7 +46,7 @@ class Rank:
     slowdown: float
     settings: dict[str, bool | int | str]
     compiled: dict[str, Any] = field(default_factory=dict)
-    """What torch.compile did: graphs, and graph breaks and recompilations by their reasons."""
+    """What torch.compile did: graphs, graph breaks and recompilations by their reasons, and what kernels do."""
 
 
 def write_structure(folder: Path, ops: Iterable[Op], storages: dict[int, Storage]) -> None:

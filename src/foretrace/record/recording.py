@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,7 +108,7 @@ def read_rank(path: Path, profile: Graph | None, step: str) -> Graph:
     span = next((span for span in profile.steps if span.name == step), None)
     if span is None:
         raise ForetraceError(f"{path / files.PROFILE} holds no {step or 'step'}", "Record the job again.")
-    return with_times(structure, profile.between(span.start, span.end), _compiled(path))
+    return with_times(structure, profile.between(span.start, span.end), _compiled(path), facts.compiled.get("kernels"))
 
 
 def _compiled(path: Path) -> Graph | None:
@@ -116,11 +117,22 @@ def _compiled(path: Path) -> Graph | None:
     return read_execution_trace(trace) if trace.exists() else None
 
 
-def with_times(structure: Graph, profile: Graph, compiled: Graph | None = None) -> Graph:
+def _work_of(op: Op, known: Any) -> dict[str, Value]:
+    """What is known of a kernel of this name with as many tensors."""
+    count = len(op.tensors)
+    for found in known if isinstance(known, list) else ():
+        match found:
+            case {"accessed": list(accessed)} if len(accessed) == count:
+                return dict(found)
+    return {}
+
+
+def with_times(structure: Graph, profile: Graph, compiled: Graph | None = None, kernels: Any = None) -> Graph:
     """The structure's calls at the profile's times, with its runtime calls and kernels.
 
     A compiled kernel, which launches device work without a dispatcher call, becomes an op of its own, with its tensors
-    from the execution trace ``compiled``. So does the work of gloo's threads for a collective.
+    from the execution trace ``compiled``, and with what ``kernels`` has of its source. So does the work of gloo's
+    threads for a collective.
     """
     found = match_ops(structure.ops, profile.ops)
     _match_launchers(found, structure.ops, profile)
@@ -134,6 +146,8 @@ def with_times(structure: Graph, profile: Graph, compiled: Graph | None = None) 
     launchers = [profile.ops[int(row)] for row in extra]
     if compiled is not None:
         launchers = with_traced_arguments(launchers, structure, compiled)
+    for op in launchers if isinstance(kernels, dict) else ():
+        op.kwargs = op.kwargs | _work_of(op, kernels.get(op.name))
     ops, order = _timed(structure.ops, found, profile, extra, launchers)
     ops.kind = np.concatenate([structure.ops.kind, profile.ops.kind[extra]])[order]
     place = np.empty(len(order) + 1, np.int32)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from foretrace.graph import Op, Tensor, Value
+from foretrace.graph.generated_kernels import kernel_facts
 from foretrace.graph.op import COMPILED_PROGRAM
 
 COMPILER = "torch._inductor.compile_fx"
@@ -25,9 +26,12 @@ SETTINGS = (
 )  # fmt: skip
 """Options of TorchInductor by which it generates other kernels, and which a replay sets again."""
 LAUNCH = re.compile(r"^\s+(?:(triton_\w+)\.run|(cpp_fused_\w+))\(", re.MULTILINE)
+SOURCE = re.compile(r"async_compile\.triton\('(\w+)', '{3}(.*?)'{3}", re.DOTALL)
 MAX_REASON, MAX_REASONS = 160, 16
 
 _followed: list[bool] = []
+_generated: dict[str, list[dict[str, Any]]] = {}
+"""What the sources of generated kernels say of their work, by name; programs number their kernels anew."""
 
 
 class Program:
@@ -54,8 +58,12 @@ class Program:
         from torch._inductor import config
 
         self.updated = tuple(getattr(made, "mutated_input_idxs", ()))
-        source = getattr(made, "source_code", "")
-        self._kernels = [triton or cpp for triton, cpp in LAUNCH.findall(source if isinstance(source, str) else "")]
+        source = str(getattr(made, "source_code", "") or "")
+        self._kernels = [triton or cpp for triton, cpp in LAUNCH.findall(source)]
+        for name, text in SOURCE.findall(source):
+            facts = kernel_facts(text)
+            if facts and facts not in _generated.setdefault(name, []):
+                _generated[name].append(facts)
         self._without_cuda_graph = str(getattr(made, "disabled_cudagraphs_reason", None) or "")[:MAX_REASON]
         known: dict[str, Any] = config.get_config_copy()
         self._settings = {name: known[name] for name in SETTINGS if isinstance(known.get(name), (bool, int))}
@@ -198,7 +206,7 @@ def _follow() -> None:
 
 
 def compilation() -> dict[str, Any]:
-    """What torch.compile has done in this process: graphs, graph breaks and recompilations, by their reasons."""
+    """What torch.compile did in this process: graphs, graph breaks and recompilations by their reasons, kernels."""
     dynamo: Any = sys.modules.get("torch._dynamo.utils")
     if dynamo is None:
         return {}
@@ -206,7 +214,7 @@ def compilation() -> dict[str, Any]:
     found["graph_breaks"] = _by_reason(dynamo.counters["graph_break"].elements())
     metrics = dynamo.get_compilation_metrics() if hasattr(dynamo, "get_compilation_metrics") else ()
     found["recompilations"] = _by_reason(filter(None, (getattr(each, "recompile_reason", "") for each in metrics)))
-    return found
+    return found | ({"kernels": _generated} if _generated else {})
 
 
 def _by_reason(reasons: Iterable[Any]) -> dict[str, int]:
