@@ -11,7 +11,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    SelectiveCheckpointContext,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 
 @dataclass(frozen=True)
@@ -69,10 +74,26 @@ class Block(nn.Module):
         return x + self.down(functional.silu(self.gate(given)) * self.up(given))
 
 
-class Llama(nn.Module):
-    """``recompute`` keeps only each block's input for the backward pass."""
+KEPT = (torch.ops.aten._scaled_dot_product_cudnn_attention.default,)
 
-    def __init__(self, shape: Shape, recompute: bool) -> None:
+
+def half_of_the_gemms() -> object:
+    """torchtitan's selective recomputation: attention is kept, and every second GEMM; everything else is done again."""
+    seen = {True: 0, False: 0}
+
+    def policy(context: SelectiveCheckpointContext, op: object, *_: object, **__: object) -> CheckpointPolicy:
+        if op == torch.ops.aten.mm.default:
+            seen[context.is_recompute] += 1
+        kept = op in KEPT or (op == torch.ops.aten.mm.default and seen[context.is_recompute] % 2)
+        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
+
+
+class Llama(nn.Module):
+    """``recompute`` keeps only each block's input for the backward pass, or some more (``selective``)."""
+
+    def __init__(self, shape: Shape, recompute: str) -> None:
         super().__init__()
         self.recompute = recompute
         self.words = nn.Embedding(shape.vocabulary, shape.dim)
@@ -85,7 +106,11 @@ class Llama(nn.Module):
     def forward(self, text: Tensor) -> Tensor:
         x = self.words(text)
         for layer in self.layers:
-            x = checkpoint(layer, x, self.angles, use_reentrant=False) if self.recompute else layer(x, self.angles)
+            if not self.recompute:
+                x = layer(x, self.angles)
+                continue
+            kept = {"context_fn": half_of_the_gemms} if self.recompute == "selective" else {}
+            x = checkpoint(layer, x, self.angles, use_reentrant=False, **kept)
         return self.output(self.norm(x))
 
 
@@ -95,7 +120,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int)
     parser.add_argument("--seq", type=int)
     parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--recompute", action="store_true")
+    parser.add_argument("--recompute", choices=["full", "selective"], default="")
     args = parser.parse_args()
     shape = PRESETS[args.preset]
     shape = replace(shape, layers=args.layers or shape.layers, seq=args.seq or shape.seq)

@@ -18,9 +18,8 @@ from foretrace.platform.platform import Platform
 from foretrace.platform.registry import load_platform
 from foretrace.platform.stack import FACTORS, NONE, P90, Stack, find_stack
 from foretrace.prediction.predict import predict_on_platform, step_figures
-from foretrace.transforms.parallel.parallelize import parallelize
-from foretrace.whatif.changes import edit_step, parallel_options
-from foretrace.whatif.grammar import read_parallel
+from foretrace.whatif.changes import EditedJob, JobChanges
+from foretrace.whatif.grammar import read_changes, read_parallel
 
 NEEDED = ("model", "gpu", "ms")
 OPTIONAL = ("parallel", "set", "fabric", "gpus_per_node")
@@ -163,13 +162,12 @@ class _Subject:
 
     def __init__(self, row: TableRow) -> None:
         self.row = row
-        options = parallel_options(read_parallel(row.parallel)) if row.parallel else {}
+        changes = read_changes(text.strip() for text in row.set.split(";") if text.strip())
+        shared = read_parallel(row.parallel) if row.parallel else []
+        JobChanges.of([*changes, *shared])  # refuses contradictions before anything is sketched
         self.platform = load_platform(row.gpu, fabric=row.fabric or None)
         job = read(row.model, self.platform.device.kind)
-        changes = [text.strip() for text in row.set.split(";") if text.strip()]
-        if changes:
-            job = replace(job, graphs=[edit_step(graph, changes) for graph in job.graphs])
-        self.job: Job = parallelize(job, **options) if options else job
+        self.job: Job = EditedJob(job).by([*changes, *shared])
         self.platform, _ = with_fabric(self.platform, self.job, row.gpus_per_node)
 
     def under(self, stack: Stack | None) -> Platform:
