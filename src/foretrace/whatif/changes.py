@@ -126,7 +126,7 @@ class JobChanges:
         if values.get("overlap") and parallelism.get("tensor", 1) > 1:
             parallelism["overlap"] = True
         config = ParallelConfig(**parallelism)
-        if {"buckets", "overlap"} & values.keys() and config.data > 1 and config.sharded:
+        if {"buckets", "overlap"} & values.keys() and config.data > 1 and config.shards:
             raise ForetraceError("weights in shards are scattered, and not in buckets", "Leave out sharded, or these.")
         if size is not None and config.data == 1:
             raise ForetraceError("one rank alone shares no gradients", "Leave out buckets.")

@@ -112,7 +112,7 @@ def parse_schedule(text: str) -> str:
 
 PARALLELISM: dict[str, Callable[[str], int | bool | str]] = {
     **dict.fromkeys(("data", "tensor", "pipeline", "experts", "microbatches", "chunks"), parse_count),
-    **dict.fromkeys(("sharded", "sequence", "mixed", "tables"), parse_switch),
+    **dict.fromkeys(("sharded", "sequence", "mixed", "tables", "zero1"), parse_switch),
     "schedule": parse_schedule,
 }
 """How ranks share the step of one, and what reads the value: the options of `foretrace.parallelize`."""

@@ -137,6 +137,23 @@ def test_a_stage_gathers_its_weights_once_a_step_and_scatters_their_gradients_on
     assert kinds == [["all_gather"] * 2 + ["reduce_scatter"] * 2] * 2, "of a block, and of what is in none"
 
 
+def test_zero1_gathers_and_scatters_once_a_step_whatever_the_microbatches() -> None:
+    job = parallelize(gpt_step(), data=4, microbatches=4, zero1=True)
+    whole = parallelize(gpt_step(), data=4, microbatches=4, bucket_mb=math.inf)
+    for kind in ("all_gather", "reduce_scatter"):
+        assert bytes_of(job, kind) == pytest.approx(bytes_of(whole, "all_reduce"), rel=0.001)
+    shapes = {t.shape for op in job.graphs[0].ops if op.phase == "optimizer" for t in op.tensors}
+    assert (256 // 4, 64) in shapes and (256, 64) not in shapes
+    staged = parallelize(gpt_step(), 4, 1, 2, microbatches=4, zero1=True)
+    same = parallelize(gpt_step(), 4, 1, 2, microbatches=4, sharded=True)
+    assert [exchanged(graph) for graph in staged.graphs] == [exchanged(graph) for graph in same.graphs]
+
+
+def test_zero1_and_sharded_are_two_ways() -> None:
+    with pytest.raises(ForetraceError, match="Leave out zero1"):
+        parallelize(gpt_step(), data=4, zero1=True, sharded=True)
+
+
 def test_stages_pass_on_the_same_whether_their_weights_are_in_shards_or_not() -> None:
     jobs = [parallelize(gpt_step(), 4, 2, 2, microbatches=4, sharded=some) for some in (False, True)]
     passed = [

@@ -134,6 +134,7 @@ COUNTS = st.integers(-1, 9)
             "chunks": COUNTS,
             "sharded": st.booleans() | st.just(["GPT.blocks.1"]) | st.just(["nowhere"]),
             "mixed": st.booleans(),
+            "zero1": st.booleans(),
             "overlap": st.booleans(),
             "sequence": st.booleans(),
             "tables": st.booleans(),

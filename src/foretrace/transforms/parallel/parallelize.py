@@ -43,6 +43,7 @@ def parallelize(
     schedule: str = "1f1b",
     chunks: int = 1,
     bucket_mb: float = DEFAULT_BUCKET_MB,
+    zero1: bool = False,
 ) -> Job:
     """The job of many ranks made from the step of one: nothing runs, and no cluster is needed.
 
@@ -81,6 +82,9 @@ def parallelize(
         Groups of blocks on each stage, for ``interleaved``.
     bucket_mb
         Size of DDP's buckets; infinity for one all_reduce after backward.
+    zero1
+        Whether data parallel ranks hold a shard of the optimizer's states each, as in ZeRO-1 and Megatron's distributed
+        optimizer: weights are gathered once per step, and gradients scattered once, after the last microbatch.
 
     Returns
     -------
@@ -98,7 +102,7 @@ def parallelize(
     """
     config = ParallelConfig(
         data, tensor, pipeline, overlap, sequence, sharded, mixed, experts, tables, microbatches, schedule, chunks,
-        bucket_mb,
+        bucket_mb, zero1,
     )  # fmt: skip
     graph = _single_rank(graph)
     if tables:
@@ -127,6 +131,7 @@ class ParallelConfig:
     schedule: str = "1f1b"
     chunks: int = 1
     bucket_mb: float = DEFAULT_BUCKET_MB
+    zero1: bool = False
 
     def __post_init__(self) -> None:
         for name in ("data", "tensor", "pipeline", "microbatches", "experts", "chunks"):
@@ -148,11 +153,12 @@ class ParallelConfig:
     def _contradictions(self) -> list[tuple[object, str, str]]:
         ranks = "Give data, the number of ranks."
         uneven = f"{self.data} data parallel ranks can't be divided into groups of {self.experts} for experts"
-        others = self.sharded or max(self.tensor, self.pipeline, self.microbatches, self.experts) > 1
+        others = self.sharded or self.zero1 or max(self.tensor, self.pipeline, self.microbatches, self.experts) > 1
         only_data = "tables can be combined with data parallel only", "Leave out everything but data."
         return [
-            (self.mixed and not self.sharded, "mixed is about sharded weights", "Give sharded too, or leave it out."),
-            (self.sharded and self.data == 1, "weights can't be sharded on one rank", ranks),
+            (self.mixed and not self.shards, "mixed is about sharded weights", "Give sharded too, or leave it out."),
+            (self.sharded and self.zero1, "weights are sharded with sharded, and states too", "Leave out zero1."),
+            (self.shards and self.data == 1, "weights can't be sharded on one rank", ranks),
             (self.data % self.experts, uneven, "Give a multiple of experts as data."),
             (self.tables and self.data == 1, "tables can't be distributed on one rank", ranks),
             (self.tables and others, *only_data),
@@ -162,6 +168,16 @@ class ParallelConfig:
     def world(self) -> int:
         """Number of ranks."""
         return self.data * self.tensor * self.pipeline
+
+    @property
+    def shards(self) -> bool:
+        """Whether data parallel ranks hold shards, of weights or of optimizer states alone."""
+        return bool(self.sharded) or self.zero1
+
+    @property
+    def gathers_once(self) -> bool:
+        """Whether shards are gathered once per step, and not in each microbatch."""
+        return self.zero1 or self.pipeline > 1
 
     @property
     def splits(self) -> bool:
@@ -230,7 +246,7 @@ class _ParallelJob:
         self._experts: set[int] = set()
         """Storages of the experts' gradients."""
         if COMPILED_REGION in graph.ops.names.items and (
-            config.sharded or config.world > config.data or config.splits or config.experts > 1
+            config.shards or config.world > config.data or config.splits or config.experts > 1
         ):
             raise ForetraceError(
                 f"{graph.title} is compiled: its kernels were fused for this very step, and belong to no block",
@@ -251,8 +267,8 @@ class _ParallelJob:
             calls = split_blocks(draft, calls, mesh.group(TENSOR, 0), config.overlap, config.sequence)
         if config.experts > 1:
             calls, self._experts = with_experts(draft, calls, mesh.group(EXPERTS, 0, config.experts))
-        share = self._fsdp() if config.sharded else self._ddp
-        if config.sharded and config.pipeline == 1:  # each microbatch gathers and scatters again
+        share = self._fsdp() if config.shards else self._ddp
+        if config.shards and not config.gathers_once:  # each microbatch gathers and scatters again
             calls = self._shared(calls, 0, share)
         staged = [calls]
         if config.splits:
@@ -261,7 +277,7 @@ class _ParallelJob:
         graphs = []
         for stage, ours in enumerate(staged):
             ours = [self._with_stage_group(call, stage) for call in ours]
-            if config.data > 1 and (config.pipeline > 1 or not config.sharded):
+            if config.data > 1 and (config.gathers_once or not config.shards):
                 ours = self._shared(ours, stage, share)
             graphs.append(draft.graph_of(ours, mesh.at(stage), mesh.world, "; ".join(self._notes())))
         return Job(graphs, draft.graph.source, alike=mesh.alike)
@@ -283,7 +299,7 @@ class _ParallelJob:
         def shard(calls: list[EditedCall], group: ProcessGroup, excluded: set[int]) -> list[EditedCall]:
             modules = {call.op.module for call in calls}
             ours = [unit for unit in units if any(block_index(module, [unit]) == 0 for module in modules)]
-            return shard_weights(draft, calls, group, ours, config.mixed, config.pipeline > 1, excluded)
+            return shard_weights(draft, calls, group, ours, config.mixed, config.gathers_once, excluded)
 
         return shard
 
@@ -317,8 +333,8 @@ class _ParallelJob:
                 parts.append("activations split along the sequence")
             if config.overlap:
                 parts.append("reductions of input gradients overlapping with GEMMs")
-            if config.sharded:
-                parts.append("weights sharded")
+            if config.shards:
+                parts.append("optimizer states sharded" if config.zero1 else "weights sharded")
             elif config.data > 1:
                 parts.append("one bucket" if config.bucket_mb == inf else f"buckets of {config.bucket_mb:g} MB")
             notes.append(", ".join([*parts, "made from the step of one rank"]))
