@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import math
 import re
+import time
 
 import pytest
 
@@ -18,7 +19,8 @@ def asked(monkeypatch):
     """What `foretrace calibrate` would have measured."""
     calls = []
 
-    def calibrate(out, parts, minutes, on, families, like, on_progress):
+    def calibrate(out, parts, minutes, on, families, like, on_progress, until):
+        assert until > time.monotonic()
         calls.append((out, parts, minutes, on, tuple(families), like))
         return Outcome(notes=["it was warm"])
 

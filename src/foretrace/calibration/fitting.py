@@ -55,11 +55,12 @@ def fit(
     parts: Collection[str] = tuple(RAW_FILES),
     on_progress: OnProgress = lambda progress: None,
     anew: bool = True,
+    until: float | None = None,
 ) -> list[str]:
     """Make the files of a platform from its measurements; stopped before it is done, it leaves the models as they were.
 
     Measurements are the platform's own, or of the folder ``raw``. Where not all is fitted ``anew``, models without new
-    measurements stay. Returns notes for the user.
+    measurements stay. With ``until``, a time of the monotonic clock, it is done by then. Returns notes for the user.
     """
     raw = raw or folder / RAW
     raw = raw / RAW if (raw / RAW).is_dir() else raw
@@ -71,7 +72,7 @@ def fit(
     for part in (part for part in measured if part in parts):
         on_progress(Progress(f"fitting the {part}"))
         if part == "device":
-            notes = fit_device(raw, folder, on_progress, anew)
+            notes = fit_device(raw, folder, on_progress, anew, until)
         elif part == "host":
             fit_host(raw, folder)
         else:
@@ -108,24 +109,27 @@ def _runs(raw: Path, part: str) -> list[Any]:
     return runs
 
 
-def fit_device(raw: Path, folder: Path, on_progress: OnProgress, anew: bool) -> list[str]:
+def fit_device(raw: Path, folder: Path, on_progress: OnProgress, anew: bool, until: float | None = None) -> list[str]:
     """Describe a device by its facts and its best measured rates, and fit its kernel models."""
     device = describe_device(DeviceFacts.read(raw), read_all(raw, CEILINGS, "matrix", "copies"), folder.resolve().name)
     later = (
         "kernel models were not fitted, since the packages for it are not installed: "
         f"`{INSTALL}`, then `foretrace calibrate fit --out {folder}`, here or elsewhere"
     )
-    notes = _fit_kernels(raw, folder, device, on_progress, anew) if can_fit() else [later]
+    notes = _fit_kernels(raw, folder, device, on_progress, anew, until) if can_fit() else [later]
     write(folder / DEVICE, asdict(device))
     return notes
 
 
-def _fit_kernels(raw: Path, folder: Path, device: Device, on_progress: OnProgress, anew: bool) -> list[str]:
+def _fit_kernels(
+    raw: Path, folder: Path, device: Device, on_progress: OnProgress, anew: bool, until: float | None
+) -> list[str]:
     from foretrace.cost_models.kernels.fitting import fit_models
 
     before = None if anew else _models_for(device, folder)
     with _replaced(folder / MODELS) as models:
-        index = fit_models(raw, device, models, on_progress, before)
+        limited = () if until is None else (until,)
+        index = fit_models(raw, device, models, on_progress, before, *limited)
         write(models / Path(INDEX).name, index)
     few = [name for name in FAMILIES if exists(raw / f"{name}{SUFFIX}") and name not in index]
     return [f"too little was measured to fit {', '.join(few)}: measure longer"] if few else []

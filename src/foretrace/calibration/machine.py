@@ -36,6 +36,8 @@ except ImportError:  # Windows
 
 SHARES = {"fabric": 1.0, "device": 8.0, "host": 2.0}
 """The parts in the order they are measured, and how the minutes are split among them."""
+MEASURED = 0.8
+"""Share of the minutes that is measured in, where models are fitted in the rest."""
 ROUND_SECONDS = 120.0
 """After so long the models are fitted in between, to see where the next minutes are spent best."""
 FIRST_SHARES = {name: math.sqrt(family.share) for name, family in DRAWN.items()}
@@ -75,6 +77,7 @@ def calibrate(
     families: Sequence[str] = (),
     like: Graph | None = None,
     on_progress: OnProgress = lambda progress: None,
+    until: float | None = None,
 ) -> Outcome:
     """Measure parts of this machine into a platform's folder, and fit them.
 
@@ -82,9 +85,13 @@ def calibrate(
 
     Parts are ``device``, ``host`` and ``fabric``; a fabric among others is left out where no torchrun started this
     process. The device is one like ``cuda:1`` or ``cpu``, or the first GPU. Of kernels all ``families`` are measured,
-    or those named; with ``like`` exactly the calls of that step, and no families.
+    or those named; with ``like`` exactly the calls of that step, and no families. With ``until``, a time of the
+    monotonic clock, some of the minutes are left for fitting, which is done by then; else that takes as long as it
+    takes.
     """
     ours = [part for part in SHARES if part in parts and (part != "fabric" or _rank() is not None or len(parts) == 1)]
+    if until is not None:
+        minutes *= MEASURED
     seconds = {part: 60 * minutes * SHARES[part] / sum(SHARES[one] for one in ours) for part in ours}
     outcome, raw = Outcome(), out / RAW
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler logs each of its thousands of starts and stops
@@ -105,7 +112,7 @@ def calibrate(
             outcome.notes += _disturbances(outcome, out)
         if "host" in ours:
             measure_host(raw, on, seconds["host"], outcome, on_progress)
-        outcome.notes += fit(out, parts=ours, on_progress=on_progress, anew=False)
+        outcome.notes += fit(out, parts=ours, on_progress=on_progress, anew=False, until=until)
     return outcome
 
 

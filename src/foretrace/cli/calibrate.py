@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -76,7 +77,7 @@ def calibrate(
         typer.Option(
             min=0,
             max=1440,
-            help="How long to measure, all parts together.",
+            help="How long it takes, all parts and fitting together.",
             show_default=f"{MINUTES:g}; of cpu {CPU_MINUTES:g}",
         ),
     ] = None,
@@ -132,7 +133,9 @@ def calibrate(
                 with exclusive(out):
                     outcome = Outcome(notes=fit(out, raw, on_progress=on_progress))
             else:
-                outcome = measure(out, parts, minutes, on, family or (), _step(like, on), on_progress)
+                until = time.monotonic() + 60 * minutes
+                step = _step(like, on)
+                outcome = measure(out, parts, minutes, on, family or (), step, on_progress, until)
     except KeyboardInterrupt:
         print(f"foretrace: stopped; {_how_to_continue(out)}", file=sys.stderr)
         raise

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -319,3 +320,16 @@ def test_a_glance_tells_an_easy_family_from_a_hard_one(tmp_path):
     errors = estimated_errors(tmp_path, Device.named("h200"))
     assert set(errors) == {"fills", "attention"}
     assert 0 < errors["fills"] < errors["attention"] < 1
+
+
+@pytest.mark.parametrize(
+    ("left", "kinds"), [(0.0, {"roofline", "trees"}), (1e6, {"roofline", "trees", "net", "blend"})]
+)
+def test_within_a_time_a_family_gets_trees_and_the_best_estimator_where_there_is_time_for_it(
+    fitted, tmp_path, left, kinds
+):
+    folder, _ = fitted
+    index = fit_models(folder / "raw", H200, tmp_path, until=time.monotonic() + left)
+    found = index["elementwise"]
+    assert {found["kind"], *found["others"]} == kinds
+    assert (tmp_path / "elementwise.npz").is_file()

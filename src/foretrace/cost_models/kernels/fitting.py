@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
 
 FOREST_SIZES = {30_000: (1200, 255), 20_000: (1200, 127), 5_000: (900, 63), 0: (500, 31)}
 """Trees and their leaves, by the number of calls from which on a family gets so many."""
+QUICK_FOREST = 200, 31
+"""Trees and leaves of a family whose fit must take seconds."""
+FULL_TIMES = 15.0
+"""Times as long as trees alone that a fit of all estimators takes at most."""
 SAMPLED_CALLS = 2000
 """Calls of a family that `estimated_errors` looks at."""
 SMALL_FOREST = 100, 15
@@ -58,22 +63,35 @@ def fit_models(
     out: Path,
     on_progress: OnProgress = lambda progress: None,
     before: Path | None = None,
+    until: float | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Fit all families that were measured, write their models, and return the errors of each.
 
-    ``before`` holds models that were fitted for the same device: a family without new measurements keeps its own.
+    ``before`` holds models that were fitted for the same device: a family without new measurements keeps its own. With
+    ``until``, a time of the monotonic clock, all families get trees first, which take seconds; those that matter most
+    are then fitted as without it, as long as there is time.
     """
     measured = read_all(raw, *FAMILIES)
     datasets = {name: dataset_of(family, measured, device) for name, family in FAMILIES.items()}
     index = _reused(before, datasets, out) if before else {}
+    took: dict[str, float] = {}
     for name, family in FAMILIES.items():
         if name in index:
             continue
         on_progress(Progress(f"fitting {name}"))
-        fitted = fit_family(family, datasets[name])
+        begun = time.monotonic()
+        fitted = fit_family(family, datasets[name]) if until is None else fit_family(family, datasets[name], quick=True)
         if fitted:
             model, index[name] = fitted
             model.write(out)
+            took[name] = time.monotonic() - begun
+    for name in _by_importance(index, took):
+        if until is not None and time.monotonic() + FULL_TIMES * took[name] < until:
+            on_progress(Progress(f"fitting {name} more closely"))
+            better = fit_family(FAMILIES[name], datasets[name])
+            if better:
+                model, index[name] = better
+                model.write(out)
     RooflineFallback.fit(_without_features(datasets.values())).write(out)
     exact = [m for m in read_all(raw, EXACT) if not m.error and m.cold and m.warm]
     if exact:
@@ -81,16 +99,21 @@ def fit_models(
     return {name: index[name] for name in FAMILIES if name in index}
 
 
-def fit_family(family: Family, calls: Dataset) -> tuple[FamilyModel, dict[str, Any]] | None:
-    """A family's model and its errors; None where too little was measured."""
+def _by_importance(index: Mapping[str, dict[str, Any]], took: Mapping[str, float]) -> list[str]:
+    """Families that were fitted quickly, by their share of the measuring time and by their error."""
+    return sorted(took, key=lambda name: -(FAMILIES[name].share + 1) * index[name]["gmae"])
+
+
+def fit_family(family: Family, calls: Dataset, quick: bool = False) -> tuple[FamilyModel, dict[str, Any]] | None:
+    """A family's model and its errors, None where too little was measured; ``quick`` leaves nets out."""
     if len(calls) < family.min_measurements:
         return None
-    held_out = _held_out(family, calls)
+    held_out = _held_out(family, calls, quick)
     measured_us = calls.per_call(calls.us)
     scores = {kind: errors(calls.per_call(us).ravel(), measured_us.ravel()) for kind, (us, _) in held_out.items()}
     best = min(scores, key=lambda kind: scores[kind]["gmae"])
     error_range = ErrorRange.of(calls, *held_out[best])
-    estimator = _fit_estimators(family, calls)[best]
+    estimator = _fit_estimators(family, calls, quick)[best]
     sequences = KernelSequences(family).fit(calls)
     roof, support = float(calls.roof_us.max()), Support.of(calls.features)
     model = FamilyModel(family, estimator, error_range, sequences, roof, support)
@@ -155,18 +178,20 @@ def _without_features(parts: Collection[Dataset]) -> Dataset:
     return Dataset(np.zeros((len(us), 0)), flops_us, bytes_us, us, [])
 
 
-def _held_out(family: Family, calls: Dataset) -> dict[str, tuple[Floats, Floats]]:
+def _held_out(family: Family, calls: Dataset, quick: bool) -> dict[str, tuple[Floats, Floats]]:
     """Predictions and signals of each row by estimators that were not fitted on it, by kind of estimator."""
     found: dict[str, tuple[Floats, Floats]] = {}
     for inside, outside in calls.folds():
-        for kind, model in _fit_estimators(family, calls.subset(inside)).items():
+        for kind, model in _fit_estimators(family, calls.subset(inside), quick).items():
             us, signals = found.setdefault(kind, (np.empty_like(calls.us), np.empty((len(calls), model.signals))))
             us[outside], signals[outside] = model.predict_with_signals(calls.subset(outside))
     return found
 
 
-def _fit_estimators(family: Family, calls: Dataset) -> dict[str, Estimator]:
-    """An estimator of each kind; the parts of a blend are fitted once."""
+def _fit_estimators(family: Family, calls: Dataset, quick: bool) -> dict[str, Estimator]:
+    """An estimator of each kind, or of those that take seconds; the parts of a blend are fitted once."""
+    if quick:
+        return {"roofline": ScaledRoofline().fit(calls), "trees": ResidualTrees().fit(calls, None, *QUICK_FOREST)}
     ran = [[name for name, _ in kernels] for kernels in calls.kernels]
     found = [family.kernel_traits(names) for names in ran]
     traits = np.array(found, np.float64) if found and found[0] else None
