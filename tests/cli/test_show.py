@@ -173,3 +173,9 @@ def test_all_steps_are_listed_where_they_are_asked_for(foretrace, trace):
     assert "median" in text and "ProfilerStep#" in text
     assert json.loads(foretrace("show", trace, "--steps", "--json").out)["steps"][0]["step"].startswith("ProfilerStep#")
     assert foretrace("show", trace, "--steps", "--step", "ProfilerStep#1").code == 2
+
+
+def test_a_pipe_gets_lines_of_their_own_length_without_blanks_at_their_ends(foretrace, trace, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    lines = foretrace("show", trace).out.splitlines()
+    assert lines and all(line == line.rstrip() for line in lines)
