@@ -2,7 +2,7 @@
 
 Plans are combinations of factors: how ranks share the step, its batch, checkpointing, precision, the optimizer. Few are
 simulated. A log-linear model of the simulated ones (one coefficient for each choice of each factor) says which one to
-try next; plans whose device work alone takes longer than the best known plan are never tried (`_Search.bound_us`).
+try next; plans whose device work alone takes longer than the best known plan are never tried (`Search.bound_us`).
 """
 
 from __future__ import annotations
@@ -154,12 +154,12 @@ def advise(
     on_progress(Progress("reading"))
     job = one_step(as_job(what, where.device.kind))
     end = None if seconds is None else time.monotonic() + seconds
-    searches = list[_Search]()
+    searches = list[Search]()
     worlds = [world] if goal == "fastest" else [n for n in _divisors(world) if goal == "fewest" or n * 8 >= world]
     notes = list[str]()
     try:
         for size in worlds:
-            search = _Search(job, on, size, memory_limit, fabric, gpus_per_node)
+            search = Search(job, on, size, memory_limit, fabric, gpus_per_node)
             searches.append(search)
             search.run(end, lambda text: on_progress(Progress(text)))
             if target_ms is not None and any(p.step_ms <= target_ms for p in search.plans if p.fits is not False):
@@ -216,7 +216,7 @@ def _why_none(plans: list[Plan], world: int) -> str:
     return f"no plan fits: the smallest needs {smallest / 2**30:.1f} GiB on a GPU ({', '.join(plans[0].changes)})"
 
 
-class _Search:
+class Search:
     """The plans of one number of ranks: those simulated, and the model that says which to try next."""
 
     def __init__(
@@ -224,9 +224,9 @@ class _Search:
         job: Job,
         on: str,
         world: int,
-        memory_limit: int | None,
-        fabric: str | None,
-        gpus_per_node: int | None,
+        memory_limit: int | None = None,
+        fabric: str | None = None,
+        gpus_per_node: int | None = None,
     ) -> None:
         self.job, self._on, self._world, self._limit = job, on, world, memory_limit
         self._swept = Swept(Subject(job, (on,), fabric, gpus_per_node))
@@ -291,6 +291,13 @@ class _Search:
                 best, since = plan.sample_us, 0
             elif self.simulated > self._first:
                 since += 1
+
+    def all_plans(self) -> list[Plan]:
+        """Every plan, simulated: what the search is held against."""
+        for place in self._allowed:
+            if place not in self._points:
+                self._simulate(place)
+        return self.plans
 
     def _order(self) -> Iterator[int]:
         """Plans in the order in which they are tried: each choice once, then what the model likes best."""
@@ -478,7 +485,7 @@ def _lines(plan: Plan, what: object) -> Iterator[str]:
 
 
 def _add_ranges(
-    plans: list[Plan], searches: list[_Search], where: Any, gpus_per_node: int | None, on_progress: OnProgress
+    plans: list[Plan], searches: list[Search], where: Any, gpus_per_node: int | None, on_progress: OnProgress
 ) -> None:
     """The ranges of the first plans' steps, by a full prediction."""
     edited = EditedJob(searches[0].job)
