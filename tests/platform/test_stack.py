@@ -10,6 +10,7 @@ import foretrace as ft
 from foretrace.graph import ForetraceError, Graph, Op, OpTable, Tensor
 from foretrace.platform.stack import Stack, find_stack, stacks, widened
 from foretrace.transforms.parallel.parallelize import parallelize
+from tests.narrowing import present
 from tests.transforms.parallel.steps import gpt_step
 
 
@@ -40,10 +41,21 @@ def test_auto_is_for_jobs_on_devices_that_were_not_measured() -> None:
     a100, h200 = ft.load_platform("a100"), ft.load_platform("h200")
     assert find_stack("auto", h200, 8) is None and find_stack("auto", a100, 1) is None
     assert find_stack("auto", ft.load_platform("a100:hbm=2"), 8) is None
+    unknown = present(find_stack("auto", a100, 8))
+    assert unknown.changes == "nothing" and unknown.spread > 0.2
     for path in stacks().values():
         shipped = Stack.read(path)
         for device in shipped.devices:
             assert find_stack("auto", ft.load_platform(device), 8) == shipped
+
+
+def test_without_knowledge_of_the_stack_the_range_is_as_wide_as_published_steps_are_off() -> None:
+    job = parallelize(gpt_step(), data=4)
+    plain, unknown = (ft.predict(job, on="a100", stack=stack) for stack in ("none", "auto"))
+    assert unknown.step_ms == plain.step_ms and unknown.stack == "unknown"
+    assert unknown.high_ms > 1.4 * unknown.step_ms and plain.high_ms < unknown.high_ms
+    assert any("the software stack of the job is unknown" in note for note in unknown.notes)
+    assert ft.predict(gpt_step(), on="a100").stack is None and ft.predict(job, on="h200").stack is None
 
 
 def test_a_stack_has_a_name_or_a_file(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ from foretrace.platform.typed_json import Positive, read_as, write
 STACKS = Path(__file__).parent / "data" / "stacks"
 """Shipped stacks, a file each, fitted on published step times."""
 AUTO, NONE = "auto", "none"
+UNKNOWN = "unknown"
+"""The shipped stack that changes nothing, with the spread of published steps: where none is known for a device."""
 FACTORS = ("gemm", "memory", "links", "host")
 """What a fit changes."""
 P90 = 1.2816
@@ -94,6 +96,9 @@ class Stack:
 
     def note(self) -> str:
         """A note on a forecast that was made with it."""
+        if self.name == UNKNOWN:
+            how = f"{self.provenance}, were {100 * math.expm1(self.spread):.0f} % off, which widens the range"
+            return f"the software stack of the job is unknown: {how}; --stack names one, foretrace check-table fits one"
         spread = f"; steps were {100 * math.expm1(self.spread):.0f} % off with it, which widens the range"
         return f"stack {self.name} ({self.changes}): {self.provenance}{spread if self.spread else ''}"
 
@@ -110,6 +115,8 @@ def stacks() -> dict[str, Path]:
 def find_stack(named: Stack | str | Path, platform: Platform, ranks: int) -> Stack | None:
     """The stack of a job: by its name or file; ``auto`` for that of the device, where that was not measured here.
 
+    Where no stack is known for the device, the range is as wide as published steps are off.
+
     One rank alone needs none: what was published of single GPUs was met without.
 
     >>> find_stack("auto", Platform.named("h200"), 8)
@@ -120,7 +127,8 @@ def find_stack(named: Stack | str | Path, platform: Platform, ranks: int) -> Sta
     if str(named) == AUTO:
         if platform.cross_device is None or ranks == 1 or ":" in platform.name:
             return None
-        return next((one for one in map(Stack.read, known.values()) if platform.device.name in one.devices), None)
+        of_device = (one for one in map(Stack.read, known.values()) if platform.device.name in one.devices)
+        return next(of_device, Stack.read(known[UNKNOWN]))
     if str(named) == NONE:
         return None
     if str(named) in known:
