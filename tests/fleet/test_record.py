@@ -8,7 +8,8 @@ import pytest
 
 from foretrace.api import load, observe, predict
 from foretrace.fleet.adding import reduce_recording
-from foretrace.fleet.record import packed_call, reduce_step, unpacked_call
+from foretrace.fleet.record import packed_call, unpacked_call
+from foretrace.fleet.reduction import reduce_step
 from foretrace.fleet.store import arrow, from_table, to_table
 from foretrace.graph import Op, Tensor
 
@@ -76,9 +77,3 @@ def test_a_packed_call_keeps_all_arguments():
         op.args[2:],
     )
     assert again.tensors[0].stride == image.stride and not again.module
-
-
-def test_a_record_compares_like_a_report(record):
-    report = record.to_report()
-    assert report.step_ms == record.step_ms
-    assert {row.name for row in report.by_family} == {group.family for group in record.kernels}

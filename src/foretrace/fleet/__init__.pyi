@@ -2,7 +2,7 @@ from foretrace.fleet.adding import Added as Added
 from foretrace.fleet.adding import add_recordings as add_recordings
 from foretrace.fleet.flight_recorder import find_hang as find_hang
 from foretrace.fleet.record import StepRecord as StepRecord
-from foretrace.fleet.record import reduce_step as reduce_step
+from foretrace.fleet.reduction import reduce_step as reduce_step
 from foretrace.fleet.response import StepResponse as StepResponse
 from foretrace.fleet.store import Store as Store
 from foretrace.fleet.stragglers import find_stragglers as find_stragglers

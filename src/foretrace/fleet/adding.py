@@ -16,7 +16,8 @@ from foretrace._progress import OnProgress, Progress
 from foretrace.api import DEFAULT_PLATFORM, load, observe, predict
 from foretrace.errors import ForetraceError
 from foretrace.fleet.labels import HOURS, NAMED, Labels, check_agree, labelled, labels_for, unmatched
-from foretrace.fleet.record import StepRecord, reduce_step
+from foretrace.fleet.record import StepRecord
+from foretrace.fleet.reduction import reduce_step
 from foretrace.fleet.store import ORIGINALS, Store, from_table
 from foretrace.formats.load import SUFFIXES
 from foretrace.output import atomic_folder

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from foretrace.analysis.breakdown import KERNEL_GROUPS
 from foretrace.fleet.labels import HOURS
+from foretrace.fleet.response import COMPONENTS, HOST
 from foretrace.fleet.store import Flat, Store
 from foretrace.graph.tables import Floats
 
@@ -16,14 +18,22 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 COLUMNS = (
-    "name", "world", "step_ms", "active_ms", "memory_bytes", HOURS,
+    "name", "world", "step_ms", "active_ms", "memory_bytes", "response", HOURS,
     *(f"kernels.list.element.{name}" for name in ("family", "dtype", "ms", "count", "gflop", "mbytes")),
     *(f"collectives.list.element.{name}" for name in ("kind", "log2_bytes", "transfer_ms", "wait_ms")),
 )  # fmt: skip
 TOTAL, FAMILY, COLLECTIVE, IDLE, MEMORY = "total", "device time", "collective", "idle", "memory"
 SHAPE, SIZE = "device time by size", "collective by size"
-STATED = (TOTAL, FAMILY, COLLECTIVE, IDLE, MEMORY)
+RESPONSE = "with other parts"
+STATED = (TOTAL, FAMILY, COLLECTIVE, IDLE, MEMORY, RESPONSE)
 """Kinds of figures that a scorecard states; the others only steer the choice."""
+SETTINGS: dict[str, dict[str, float]] = {
+    "device twice as slow": dict.fromkeys(KERNEL_GROUPS, 2.0),
+    "device twice as fast": dict.fromkeys(KERNEL_GROUPS, 0.5),
+    "arithmetic twice as slow": dict.fromkeys(("matrix product", "convolution", "attention"), 2.0),
+    "hosts twice as slow": dict.fromkeys(HOST, 2.0),
+}
+"""Changes that a suite shall respond to as the fleet does: what other platforms are made of."""
 SMALL = 0.01
 """Figures below this share of the fleet's hours are held against so much of them, not against themselves."""
 STEERING = 0.25
@@ -107,6 +117,7 @@ def mix_of(table: pa.Table) -> Mix:
         ([Figure(TOTAL, "hours")], np.ones((count, 1))),
         ([Figure(IDLE, "device idles")], (1 - active)[:, None]),
         ([Figure(MEMORY, "peak memory")], table.column("memory_bytes").to_numpy()[:, None] / MEMORY_UNIT),
+        ([Figure(RESPONSE, name) for name in SETTINGS], _responses(table, step)),
         ([Figure(FAMILY, name) for name in families], _sums(kernels.row, family, share, count, len(families))),
         ([Figure(COLLECTIVE, name) for name in kinds], _sums(collectives.row, kind, talk, count, len(kinds))),
         ([Figure(SHAPE, name) for name in sizes], _sums(kernels.row, size, share, count, len(sizes))),
@@ -124,6 +135,20 @@ def mix_of(table: pa.Table) -> Mix:
         figures=[figure for figures, _ in blocks for figure in figures],
         per_hour=np.concatenate([block for _, block in blocks], axis=1),
     )
+
+
+def _responses(table: pa.Table, step: Floats) -> Floats:
+    """How many times as long each recording takes in each of the settings; once, where its response is unknown."""
+    flat, count = Flat(table, "response"), table.num_rows
+    paths = flat.items.flatten().to_numpy(zero_copy_only=False).reshape(-1, len(COMPONENTS))
+    known = np.flatnonzero(np.bincount(flat.row, minlength=count))
+    found = np.ones((count, len(SETTINGS)))
+    for place, scale in enumerate(SETTINGS.values()):
+        factors = np.array([scale.get(name, 1.0) for name in COMPONENTS])
+        if len(known):
+            longest = np.maximum.reduceat(paths @ factors, np.searchsorted(flat.row, known))
+            found[known, place] = longest / step[known]
+    return found
 
 
 def _sums(row: np.ndarray, code: np.ndarray, values: Floats, rows: int, codes: int) -> Floats:

@@ -1,7 +1,8 @@
 """Choosing few recordings, with weights, whose mix is that of a fleet.
 
 `choose` is what suites use: recordings are exchanged one by one as long as that brings the weighted mix closer to the
-fleet's, starting from a greedy choice. The others are the literature's, to compare it with.
+fleet's, starting from a greedy choice and again from where that ends (an iterated local search). The others are the
+literature's, to compare it with.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from foretrace.fleet.mix import FAMILY, STEERING, Mix
 from foretrace.graph.tables import Floats
 
 MAX_PASSES, POLISHES = 30, 4
+RESTARTS, LEAVE, GOOD = 6, 3, 5e-3
+"""New starts, the part of the members that leaves for one, and what is left of errors that none is made for."""
 LARGEST = 0.5
 """How much the largest error of a figure counts, relative to the device time in a wrong family."""
 TRIED = 24
@@ -26,13 +29,23 @@ Choice = tuple[list[int], Floats]
 
 
 def choose(mix: Mix, size: int, kept: list[int] | None = None, target: Floats | None = None) -> Choice:
-    """Recordings and their weights: a greedy choice, improved by exchanges. ``kept`` are in it already."""
-    problem = _Problem(mix, target)
-    chosen = list(kept or [])
-    while len(chosen) < min(size, len(mix.ids)):
-        chosen.append(problem.best_addition(chosen))
-    chosen = sorted(problem.polished(problem.exchanged(chosen)))
-    return chosen, problem.weights(chosen)
+    """Recordings and their weights: a greedy choice, improved by exchanges. ``kept`` are where it starts from.
+
+    Where exchanges end, some members are drawn to leave and others are chosen anew, a few times; what is best stays.
+    The draws are the same each time.
+    """
+    problem, draw = _Problem(mix, target), np.random.default_rng(0)
+    best = problem.improved(problem.completed(list(kept or []), size))
+    error = problem.weighed(best)[1]
+    for _ in range(RESTARTS):
+        if error < GOOD or len(best) == len(mix.ids) or len(best) < 3:
+            break
+        leave = set(draw.choice(best, max(len(best) // LEAVE, 1), replace=False).tolist())
+        other = problem.improved(problem.completed([one for one in best if one not in leave], size, leave))
+        found = problem.weighed(other)[1]
+        if found < error * (1 - 1e-3):
+            best, error = other, found
+    return sorted(best), problem.weights(sorted(best))
 
 
 class _Problem:
@@ -80,9 +93,21 @@ class _Problem:
             active[places[np.argmin(found)]] = False
         return weights, float(self.whole - 2 * weights @ toward + weights @ gram @ weights)
 
-    def best_addition(self, chosen: list[int]) -> int:
+    def completed(self, chosen: list[int], size: int, without: set[int] | None = None) -> list[int]:
+        """Some recordings with others, chosen one after the other, to so many; the first not one of ``without``."""
+        while len(chosen) < min(size, len(self.mix.ids)):
+            chosen = [*chosen, self.best_addition(chosen, without)]
+            without = None
+        return chosen
+
+    def improved(self, chosen: list[int]) -> list[int]:
+        """Recordings exchanged by least squares, then by what is left after the best weights."""
+        return self.polished(self.exchanged(chosen))
+
+    def best_addition(self, chosen: list[int], without: set[int] | None = None) -> int:
         """The recording that, added to some, leaves the least error."""
-        return min(self._promising(chosen), key=lambda place: (self.error([*chosen, place]), place))
+        free = [place for place in self._promising(chosen) if not without or place not in without]
+        return min(free or self._promising(chosen), key=lambda place: (self.error([*chosen, place]), place))
 
     def _promising(self, chosen: list[int]) -> list[int]:
         """Recordings that would reduce the error most, were weights allowed to be negative."""

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from foretrace.analysis.compare import compare_steps
-from foretrace.analysis.report import NotebookDocument, plain
+from foretrace.analysis.report import NotebookDocument, StepReport, TimeRow, plain
 from foretrace.errors import ForetraceError, unknown_name
 from foretrace.fleet.labels import HOURS, NAMED
-from foretrace.fleet.store import Flat, Store, from_table, text_codes
-from foretrace.graph.tables import Floats
+from foretrace.fleet.store import Flat, Store, text_codes
+from foretrace.graph.tables import Floats, distinct
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,7 +24,7 @@ SLOWER = 1.1
 """A job whose last step takes so many times as long as before counts as one that got slower…"""
 DEVIATIONS = 3.0
 """…if that is also so many times as far off as its earlier steps lie apart."""
-MIN_HISTORY = 2
+MIN_HISTORY, MAX_OUTLIERS = 2, 100
 TREE_JOBS, TREE_OPS, TREE_SHAPES = 40, 8, 4
 """Jobs, ops of each family and shapes of each op that the page's treemap shows."""
 KEPT_ROWS = 1000
@@ -145,7 +145,7 @@ def summarize(store: Store, where: Sequence[str] = ()) -> FleetSummary:
         by_collective=rows.by_collective(),
         by_idle=rows.by_idle(),
         weeks=rows.weeks(),
-        outliers=_outliers(store, table, rows),
+        outliers=_outliers(table, rows),
         notes=rows.notes(),
     )
     summary.tree = rows.tree()
@@ -237,7 +237,7 @@ class _Rows:
 
     def _ranked(self, codes: np.ndarray, names: Sequence[str], hours: Floats, row: np.ndarray) -> list[HoursRow]:
         sums = np.bincount(codes, hours, len(names))
-        once = np.unique(codes.astype(np.int64) * self.table.num_rows + row) // max(self.table.num_rows, 1)
+        once = distinct(codes.astype(np.int64) * self.table.num_rows + row) // max(self.table.num_rows, 1)
         counts = np.bincount(once, minlength=len(names))
         whole = float(self.hours.sum())
         return [
@@ -335,7 +335,7 @@ def _week(day: str) -> str:
     return f"{year}-W{week:02d}"
 
 
-def _outliers(store: Store, table: pa.Table, rows: _Rows) -> list[Outlier]:
+def _outliers(table: pa.Table, rows: _Rows) -> list[Outlier]:
     """Jobs whose last recording is slower than their earlier ones, those that cost most hours first."""
     jobs, names = text_codes(table.column("job"))
     made, steps = np.asarray(table.column("made").to_pylist()), rows["step_ms"]
@@ -354,24 +354,31 @@ def _outliers(store: Store, table: pa.Table, rows: _Rows) -> list[Outlier]:
             slow.append((job, min(earlier, key=lambda row: abs(steps[row] - middle)), last))
     if not slow:
         return []
-    wanted = {table.column("id")[row].as_py() for pair in slow for row in pair[1:]}
-    whole = store.table()
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    chosen = whole.filter(pc.is_in(whole.column("id"), value_set=pa.array(sorted(wanted))))
-    records = {one.id: one for one in from_table(chosen)}
     found = []
-    for job, before, after in slow:
-        old, new = (records[table.column("id")[row].as_py()] for row in (before, after))
-        change = compare_steps(old.to_report(), new.to_report())
+    for job, before, after in sorted(slow, key=lambda one: -rows.hours[one[2]])[:MAX_OUTLIERS]:
+        old, new = (_report(table, row) for row in (before, after))
+        change = compare_steps(old, new)
         grew = [(f"{row.name}: device", row.device_ms[1] - row.device_ms[0]) for row in change.by_family]
         grew += [(f"idle: {row.what}", row.change_ms) for row in change.idle]
         why = [f"{name} +{ms:.3g} ms" for name, ms in sorted(grew, key=lambda pair: -pair[1])[:3] if ms > 0]
         found.append(
             Outlier(
-                names[job], new.name, old.name, (old.step_ms, new.step_ms),
+                names[job], new.source, old.source, (old.step_ms, new.step_ms),
                 new.step_ms / old.step_ms - 1, float(rows.hours[after]), why,
             )
         )  # fmt: skip
     return sorted(found, key=lambda row: -(row.hours * row.slower))
+
+
+def _report(table: pa.Table, row: int) -> StepReport:
+    """What of a recording's report is needed to say what grew."""
+    families: dict[str, TimeRow] = {}
+    for group in table.column("kernels")[row].as_py():
+        into = families.setdefault(group["family"], TimeRow(group["family"], 0.0, 0.0, 0, 0.0))
+        into.device_ms, into.count = into.device_ms + group["ms"], into.count + group["count"]
+    return StepReport(
+        source=table.column("name")[row].as_py(),
+        step_ms=table.column("step_ms")[row].as_py(),
+        by_family=list(families.values()),
+        idle_causes={idle["name"]: idle["ms"] for idle in table.column("idle")[row].as_py()},
+    )
