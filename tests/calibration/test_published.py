@@ -12,7 +12,7 @@ from foretrace.calibration.published_tables import read_published
 from foretrace.cost_models.kernels.ratios import linear
 from foretrace.errors import ForetraceError
 from foretrace.platform.platform import Platform
-from foretrace.platform.registry import load_platform
+from foretrace.platform.registry import find_fabric, load_platform
 from tests.cli.conftest import foretrace  # noqa: F401 (a fixture)
 
 SLOWER = 1.5
@@ -124,3 +124,20 @@ def test_layers_of_vidur_are_its_gemms(shared):
     rows = read_published(shared / "public" / "vidur", "vidur", {"a100"})
     sizes = {tuple(each.shape for each in row.op.tensors) for row in rows if row.us > 0}
     assert ((4096, 4096), (4096, 12288)) in sizes and all(row.kind == "bf16" for row in rows)
+
+
+def test_tables_of_collectives_make_a_fabric(tmp_path, foretrace):  # noqa: F811
+    tables = tmp_path / "tables"
+    tables.mkdir()
+    rows = "\n".join(f"{size},{10 + size / 1e5}" for size in (2**10, 2**14, 2**18, 2**22, 2**26))
+    head = "# gpu: H100 80GB HBM3\n# nranks: 8\n# nodes: 1\n# collective: all_reduce\nsize_bytes,time_us\n"
+    (tables / "h100.csv").write_text(head + rows)
+    ran = foretrace("calibrate", "import", tables, "--from", "nccl-tests", "--gpu", "h100", "--out", tmp_path / "mine")
+    assert ran.code == 0, ran.err
+    assert find_fabric(tmp_path / "mine").curves[0].kind == "all_reduce"
+    (tables / "a100.csv").write_text(head.replace("H100", "A100") + rows)
+    ran = foretrace("calibrate", "import", tables, "--from", "nccl-tests", "--out", tmp_path / "other")
+    assert ran.code and "has tables of A100 80GB HBM3, H100 80GB HBM3. Name one" in ran.err
+    (tables / "h100.csv").write_text(head.replace("# nranks: 8\n", "") + rows)
+    ran = foretrace("calibrate", "import", tables, "--from", "nccl-tests", "--out", tmp_path / "other")
+    assert ran.code and "h100.csv is no table of collectives ('nranks')" in ran.err

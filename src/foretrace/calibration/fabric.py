@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -39,15 +40,52 @@ def make_fabric(
     all. By the links, a name or a file, unmeasured shapes and kinds are scaled.
     """
     known = None if links is None else specification(links)
-    found = [one for source in sources for one in _read(source, gpus_per_node)]
+    _fit(folder, [one for source in sources for one in _read(source, gpus_per_node)])
+    if known:
+        replace(Fabric.read(folder / FABRIC), links=known.links).write(folder / FABRIC)
+
+
+def import_collectives(tables: Path, gpu: str | None, folder: Path) -> int:
+    """Give a platform the fabric that the tables of a folder show, of one GPU; how many tables there are of it.
+
+    Tables are logs of nccl-tests, or files of their rows (``.csv``) that name ``gpu``, ``nranks``, ``nodes`` and
+    ``collective`` in lines before those, as ``# gpu: H100``.
+    """
+    files = sorted(path for path in tables.glob("*") if path.is_file() and path.name != "INDEX.csv")
+    found = [one for path in files for one in (published_tables(path) if path.suffix == ".csv" else _read(path, None))]
+    devices = sorted({one.device for one in found})
+    named = [one for one in found if gpu is None or gpu.lower() in one.device.lower()]
+    if not named or (gpu is None and len(devices) > 1):
+        raise ForetraceError(f"{tables} has tables of {', '.join(devices) or 'no GPU'}", "Name one: --gpu h100.")
+    _fit(folder, named)
+    return len(named)
+
+
+def published_tables(path: Path) -> list[Source]:
+    """The table of a file of rows, with what its head says of them."""
+    lines = path.read_text().splitlines()
+    head = dict(line[1:].partition(":")[::2] for line in lines if line.startswith("#"))
+    head = {name.strip(): value.strip() for name, value in head.items()}
+    rows = list(csv.DictReader(line for line in lines if not line.startswith("#")))
+    try:
+        kind, ranks, nodes = head["collective"], int(head["nranks"]), int(head["nodes"])
+        times = [(int(float(row["size_bytes"])), float(row["time_us"])) for row in rows]
+        where = f"{path.name}: {ranks} x {head['gpu']} on {nodes} nodes"
+        return [Source(head["gpu"], where, [TimedCollective(kind, ranks, nodes, size, (us,)) for size, us in times])]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ForetraceError(
+            f"{path} is no table of collectives ({error})",
+            "It needs lines like `# gpu: H100`, with nranks, nodes and collective, and columns size_bytes and time_us.",
+        ) from None
+
+
+def _fit(folder: Path, found: Iterable[Source]) -> None:
     path = folder / RAW / FABRIC_FILE
     path.parent.mkdir(parents=True, exist_ok=True)
     for device, provenance, collectives in found:
         begin_run(path, {"device": device, "provenance": provenance})
         add_collectives(path, collectives)
     fit(folder, parts=("fabric",))
-    if known:
-        replace(Fabric.read(folder / FABRIC), links=known.links).write(folder / FABRIC)
 
 
 def specification(links: str | Path) -> Fabric:

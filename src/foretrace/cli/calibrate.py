@@ -172,10 +172,9 @@ def _import(tables: Path | None, source: Tables | None, gpu: str | None, out: Pa
         )
     with _created(out), progress_bar() as on_progress:
         if source is Tables.NCCL_TESTS:
-            from foretrace.calibration.fabric import make_fabric
+            from foretrace.calibration.fabric import import_collectives
 
-            make_fabric(sorted(path for path in tables.glob("*") if path.is_file()), out)
-            notes = ["the fabric is the one that the tables show"]
+            notes = [f"its fabric is fitted on {import_collectives(tables, gpu, out)} tables"]
         else:
             from foretrace.calibration.published import import_tables
 
