@@ -41,5 +41,5 @@ def platform(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
     monkeypatch.setattr("foretrace.prediction.priced_step.price_host", price_host)
     monkeypatch.setattr("foretrace.prediction.modelled_work.price_kernels", price_kernels)
-    parts = {"host": None, "fabric": None, "cross_device": None, "models": tmp_path}
+    parts = {"host": None, "fabric": None, "cross_device": None, "stack": None, "models": tmp_path}
     return SimpleNamespace(name="by hand", device=device(gap=1.0, latency=2.0), **parts)
