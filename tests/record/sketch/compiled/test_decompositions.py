@@ -64,6 +64,24 @@ def test_the_gradient_of_a_convolutions_bias_is_a_sum() -> None:
     assert any("convolution_backward" in op.name and op.name.startswith("triton_") for op in sketched(True).ops)
 
 
+def test_random_flags_are_drawn_in_a_kernel() -> None:
+    def make() -> Any:
+        model, x = nn.Linear(64, 64).to("cuda"), torch.randn(32, 64, device="cuda")
+
+        def forward() -> torch.Tensor:
+            return (model(x) * torch.empty(32, 1, device="cuda").bernoulli_(0.8)).square().mean()
+
+        run, optimizer = torch.compile(forward), torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step() -> None:
+            run().backward()
+            optimizer.step()
+
+        return step
+
+    assert sketch(make, device="cuda").notes == []
+
+
 @pytest.mark.parametrize(
     ("rows", "inner", "columns", "dtype", "pays"),
     [(16384, 768, 50257, torch.bfloat16, True), (16384, 196, 256, torch.bfloat16, False),

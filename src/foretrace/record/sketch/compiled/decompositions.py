@@ -28,8 +28,11 @@ def for_gpu(table: dict[Any, Callable[..., Any]]) -> dict[Any, Callable[..., Any
     chosen |= {op: _in_float32(chosen[op]) for op in NORMS if op in chosen}
     if group_norm := chosen.get(aten.native_group_norm.default):
         chosen[aten.native_group_norm.default] = _in_float32(_scaled_at_last(group_norm))
-    chosen[aten.convolution_backward.default] = convolution_backward
-    return chosen
+    return chosen | {
+        aten.convolution_backward.default: convolution_backward,
+        aten.bernoulli.p: bernoulli,
+        aten.bernoulli_.float: lambda x, p=0.5, **_: x.copy_(bernoulli(x, p)),
+    }
 
 
 def _in_float32(decompose: Callable[..., Any]) -> Callable[..., Any]:
@@ -67,3 +70,8 @@ def convolution_backward(grad: torch.Tensor, *rest: Any) -> Any:
     of_bias = aten.sum(grad, [0, *range(2, grad.dim())])
     of_input, of_weight, _ = aten.convolution_backward(grad, *others, [mask[0], mask[1], False])
     return of_input, of_weight, of_bias
+
+
+def bernoulli(x: torch.Tensor, p: float = 0.5, **_: Any) -> torch.Tensor:
+    """Random flags, as stochastic depth draws them."""
+    return torch.rand_like(x, dtype=torch.float32) < p

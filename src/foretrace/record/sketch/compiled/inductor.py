@@ -8,6 +8,7 @@ does on a GPU: joint-graph passes, fusion, splits of reductions, layouts.
 from __future__ import annotations
 
 import inspect
+import math
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -50,8 +51,12 @@ UNMEASURED = {
 """Options of TorchInductor: nothing is measured, started or stored."""
 UNRELATED = ("graph_id", "boxed_forward_device_index", "extern_node_serializer", "get_decomp_fn")
 """Arguments of TorchInductor that are others for each graph, and that do not change the program."""
-UNALIGNED = 1.5
-"""Time of a GEMM on Tensor Cores whose rows are not aligned, over that of an aligned one."""
+UNALIGNED = {8: 1.0, 4: 1.1, 2: 1.5, 1: 3.0}
+"""Time of a GEMM on Tensor Cores over that of an aligned one, by the elements that its rows are aligned to."""
+WORTHWHILE = 1.1
+"""How much faster the padded one must be."""
+LAUNCH_BYTES = 8_000_000
+"""What a GPU copies while a kernel is launched."""
 FLOPS_PER_BYTE = 200.0
 """What a GPU of these years computes in half precision while it moves a byte."""
 AUTOTUNED = ("max_autotune", "max_autotune_gemm", "max_autotune_pointwise", "coordinate_descent_tuning")
@@ -204,8 +209,8 @@ def _has(config: Any, name: str) -> bool:
 def pays_to_pad(match: Any, mat1: torch.Tensor, mat2: torch.Tensor, *_: Any, **__: Any) -> bool:
     """Whether a GEMM of odd sizes is padded, which TorchInductor finds out by measuring both.
 
-    Tensor Cores take about half as long again for rows that are not aligned. Padding copies an operand, unless the
-    kernel that makes it can write it padded.
+    Tensor Cores take longer for rows that are not aligned. Padding copies an operand, unless the kernel that makes it
+    can write it padded.
     """
     from torch._inductor.fx_passes import pad_mm
 
@@ -214,14 +219,14 @@ def pays_to_pad(match: Any, mat1: torch.Tensor, mat2: torch.Tensor, *_: Any, **_
     rows, inner, columns = (int(n) for n in (mat1.shape[-2], mat1.shape[-1], mat2.shape[-1]))
     batch = int(mat1.shape[0]) if mat1.dim() > 2 else 1
     align = int(pad_mm.get_alignment_size(mat1))
-    padded = {"mat1": bool(rows % align or inner % align), "mat2": bool(inner % align or columns % align)}
-    if not any(padded.values()):
-        return False
     copied = 0
     for name, matrix in (("mat1", mat1), ("mat2", mat2)):
-        if padded[name] and not _written_padded(pad_mm, match, name):
-            copied += 2 * matrix.numel() * matrix.element_size()
-    return batch * rows * inner * columns * 2 * (UNALIGNED - 1) / FLOPS_PER_BYTE > copied
+        if any(int(size) % align for size in matrix.shape[-2:]) and not _written_padded(pad_mm, match, name):
+            copied += 2 * matrix.numel() * matrix.element_size() + LAUNCH_BYTES
+    sizes = (inner, columns) if mat1.stride(-1) == 1 else (rows, inner, columns)
+    slower = UNALIGNED[min(math.gcd(size, align) for size in sizes)] if align in UNALIGNED else 1.0
+    work = 2 * batch * rows * inner * columns / FLOPS_PER_BYTE
+    return work * (slower - WORTHWHILE) > copied
 
 
 def _written_padded(pad_mm: Any, match: Any, name: str) -> bool:
