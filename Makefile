@@ -19,7 +19,7 @@ CLAIMS := \
 	$(addprefix accuracy.,all_sets headlines own_gpu kernel_models device_time collectives host_time job_accuracy other_gpus other_gpu_kernels \
 		pipelines vtrain vtrain_whole edits cudagraph) \
 	$(addprefix sharding.,sharding sharding_gloo sharding_search) \
-	$(addprefix fleet.,stragglers suite scale) \
+	$(addprefix fleet.,fleet_stragglers fleet_suite fleet_scale) \
 	$(addprefix usability.,training_scripts compiled_jobs consistency mutated_files)
 
 .PHONY: demo test lint docs bench clean

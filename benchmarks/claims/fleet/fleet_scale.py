@@ -4,7 +4,7 @@ Recordings are recorded steps, each with other timings, so that no two have the 
 are added, in two sizes, which shows that the time is linear, and the rest of the store is made of their records; with
 ``--all`` every one of them is added.
 
-    python -m benchmarks.claims.fleet.scale [--all] [RECORDINGS…]
+    python -m benchmarks.claims.fleet.fleet_scale [--all] [RECORDINGS…]
 """
 
 from __future__ import annotations

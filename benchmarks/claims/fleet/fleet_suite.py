@@ -6,7 +6,7 @@ within 3 % (families below a hundredth of the hours within 3 % of that); and the
 on an A100 and a B200, each job predicted anew, and with hosts half as fast. Beside stand the methods of the literature
 and what one number would choose. Then a third of the hours moves to another model: at most four members are exchanged.
 
-    python -m benchmarks.claims.fleet.suite [RECORDINGS…]
+    python -m benchmarks.claims.fleet.fleet_suite [RECORDINGS…]
 
 RECORDINGS are folders of recordings besides the published ones; without any, the fleet is made of those alone.
 """

@@ -4,7 +4,7 @@ Jobs of 64 and of 8 GPUs, 44 and 32 steps, with the results that the authors of 
 logs (StragglerAnalysis). S is the slowdown of the job, S_w of each worker, M_W and M_S what goes away of it with the
 slowest workers and with the last stage.
 
-    python -m benchmarks.claims.fleet.stragglers
+    python -m benchmarks.claims.fleet.fleet_stragglers
 """
 
 from __future__ import annotations
