@@ -10,6 +10,8 @@ A tiny one trains in seconds on a CPU; the other presets are for a GPU.
 from __future__ import annotations
 
 import contextlib
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +21,8 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from training import DEVICE, Step, autocast, choose, options, process_group, train
+DEVICE = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"
+"""This rank's own GPU where there is one."""
 
 
 @dataclass(frozen=True)
@@ -99,9 +102,11 @@ def make_step(
     compile: bool = False,
     ddp: bool = False,
     fsdp: bool = False,
-) -> Step:
+) -> Callable[[], Tensor]:
     """Model, optimizer and one random batch; returns what trains on it once."""
-    shape = choose(PRESETS, preset, device)
+    shape = PRESETS[preset or ("tiny" if device == "cpu" else "gpt2")]
+    if shape is PRESETS["tiny"]:
+        torch.set_num_threads(1)  # so small a step takes no less time on several, and much more where others are busy
     batch = batch or shape.batch
     with torch.device(device):
         model = wrapped(GPT(shape, recompute), ddp, fsdp)
@@ -113,7 +118,7 @@ def make_step(
     def step() -> Tensor:
         optim.zero_grad()
         for part in text.chunk(accumulate):
-            with autocast(device, dtype):
+            with torch.autocast(torch.device(device).type, torch.bfloat16, enabled=dtype == "bf16"):
                 guess = run(part[:, :-1])
                 loss = functional.cross_entropy(guess.flatten(0, 1), part[:, 1:].flatten())
             (loss / accumulate).backward()
@@ -135,6 +140,8 @@ def wrapped(model: GPT, ddp: bool, fsdp: bool) -> nn.Module:
 
 
 def main() -> None:
+    from training import options, process_group, train  # the step above needs nothing but PyTorch
+
     parser = options(__doc__, PRESETS)
     parser.add_argument("--optimizer", choices=["auto", "loop", "foreach", "fused"], help="how AdamW walks the weights")
     parser.add_argument("--accumulate", type=int, help="backward passes a step, each over a part of the batch")

@@ -4,7 +4,8 @@ host calibrated in the same call, within 6 % and 20 %; the speed-up by compiling
 right sign where it is outside of the noise; 97 % of device time by models; peak memory within 3 % and 10 %.
 
 The steps are those of `benchmarks.lib.compiled_steps`; no model was fitted on any of them. ``same`` is the share of the
-recording's device time in launches that the sketch has too; ``speed-up`` the compiled step's time over the eager one's.
+recording's device time in launches that the sketch has too (with CUDA graphs: of generated kernels, by name alone);
+``speed-up`` the compiled step's time over the eager one's. Peak memory is compared where there is no CUDA graph.
 
     python -m benchmarks.claims.accuracy.compiled FOLDER       (what compiled_truth and sketched wrote, --compiled)
 """
@@ -21,13 +22,14 @@ from typing import Any
 import numpy as np
 
 from benchmarks.claims.accuracy.accuracy_single import geomean
-from benchmarks.lib.compiled_steps import EAGER
+from benchmarks.lib.compiled_steps import EAGER, GRAPHED
 from benchmarks.lib.single_folder import Truth
 from benchmarks.lib.table import H200, keep
 from foretrace import load
 from foretrace.analysis.compare import check_prediction
 from foretrace.analysis.dispatched import dispatched_calls
 from foretrace.graph import Graph, Op
+from foretrace.graph.op import GRAPH_LAUNCH
 from foretrace.prediction.predict import predict_on_platform
 
 MEASURED_ON = H200
@@ -44,19 +46,32 @@ def launch(op: Op) -> tuple[Any, ...]:
 
 
 def same_launches(recorded: Graph, sketched: Graph) -> float:
-    """The share of the recording's device time in launches that the sketch has too."""
+    """The share of the recording's device time in launches that the sketch has too.
+
+    Of kernels in a CUDA graph only the names are known: there it is the share of generated kernels' time.
+    """
     calls = dispatched_calls(recorded).calls
-    there = Counter(launch(op) for op in sketched.ops if not op.is_side_call)
     kernels = calls.kernels
+    times = kernels.end - kernels.start
+    launches = [op for op in sketched.ops if not op.is_side_call]
+    if any(op.name == GRAPH_LAUNCH for op in sketched.ops):
+        there = Counter(NUMBER.sub("", op.name) for op in launches)
+        names = [NUMBER.sub("", kernels.names[code]) for code in kernels.name.tolist()]
+        rows = [(name, us) for name, us in zip(names, times.tolist()) if name.startswith("triton_")]
+        return _shared(rows, there)
     owned = kernels.op >= 0
-    us = np.bincount(kernels.op[owned], (kernels.end - kernels.start)[owned], len(calls.ops))
+    spent = np.bincount(kernels.op[owned], times[owned], len(calls.ops))
+    rows = [(launch(calls.ops[row]), float(spent[row])) for row in np.flatnonzero(spent).tolist()]
+    return _shared(rows, Counter(map(launch, launches)))
+
+
+def _shared(rows: list[tuple[Any, float]], there: Counter[Any]) -> float:
     found = 0.0
-    for row in np.flatnonzero(us).tolist():
-        key = launch(calls.ops[row])
+    for key, us in rows:
         if there[key]:
             there[key] -= 1
-            found += us[row]
-    return float(found / us.sum())
+            found += us
+    return found / max(1e-9, sum(us for _, us in rows))
 
 
 def scored(name: str, truth: Truth) -> dict[str, Any]:
@@ -69,7 +84,8 @@ def scored(name: str, truth: Truth) -> dict[str, Any]:
     row |= {"same": same_launches(job.graphs[0], sketch.graphs[0]), "known": predicted.coverage["model"]}
     row |= {"device": _off(found.device_active_ms), "step off": predicted.step_ms / row["measured ms"] - 1}
     row |= {"inside": found.inside, "seconds": truth.beside[name].get("seconds")}
-    if plain.peak_memory_bytes and predicted.peak_memory_bytes:
+    graphed = name.endswith(GRAPHED)  # what a CUDA graph's pool holds does not count as allocated
+    if plain.peak_memory_bytes and predicted.peak_memory_bytes and not graphed:
         row["memory"] = predicted.peak_memory_bytes / plain.peak_memory_bytes - 1
     return row
 
