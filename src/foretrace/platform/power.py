@@ -105,8 +105,8 @@ def capped(watts: Watts, limit_w: float) -> Watts:
     >>> round(capped(100.0, 700.0)), round(capped(900.0, 700.0))
     (100, 683)
     """
-    together: Watts = (watts**-SHARPNESS + (0.99 * limit_w) ** -SHARPNESS) ** (-1 / SHARPNESS)
-    return together
+    limited: Watts = (watts**-SHARPNESS + (0.99 * limit_w) ** -SHARPNESS) ** (-1 / SHARPNESS)
+    return limited
 
 
 def with_power_limit(platform: Platform, watts: float) -> Platform:
