@@ -302,8 +302,8 @@ class Schedule:
             if key[0] in (*SENDS, PARAMS, GRADS, SEPARATE):
                 self.groups.setdefault(key, (key,))
         for kind in (EMBEDDING, CLIP):
-            together = tuple(key for key in self.keys if key[0] == kind)
-            self.groups |= dict.fromkeys(together, together)
+            group = tuple(key for key in self.keys if key[0] == kind)
+            self.groups |= dict.fromkeys(group, group)
 
     def _ordered(self, source: str) -> list[tuple[Key, ...]]:
         """Spans, those that end together as one, each after all it waits for."""
