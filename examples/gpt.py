@@ -107,7 +107,7 @@ def make_step(
     shape = PRESETS[preset or ("tiny" if device == "cpu" else "gpt2")]
     if shape is PRESETS["tiny"]:
         torch.set_num_threads(1)  # so small a step takes no less time on several, and much more where others are busy
-    batch = batch or shape.batch
+    batch, kind = batch or shape.batch, torch.device(device).type
     with torch.device(device):
         model = wrapped(GPT(shape, recompute), ddp, fsdp)
         text = torch.randint(shape.vocabulary, (batch, shape.seq + 1))
@@ -118,7 +118,7 @@ def make_step(
     def step() -> Tensor:
         optim.zero_grad()
         for part in text.chunk(accumulate):
-            with torch.autocast(torch.device(device).type, torch.bfloat16, enabled=dtype == "bf16"):
+            with torch.autocast(kind, torch.bfloat16) if dtype == "bf16" else contextlib.nullcontext():
                 guess = run(part[:, :-1])
                 loss = functional.cross_entropy(guess.flatten(0, 1), part[:, 1:].flatten())
             (loss / accumulate).backward()

@@ -229,7 +229,7 @@ def test_a_ray_cluster_gives_the_same_points_and_loses_none_with_a_worker(
             lost.append(next(pid for pid in below(os.getpid()) if b"Swept" in command_of(pid)))
             os.kill(lost[0], signal.SIGKILL)
 
-    monkeypatch.setattr("foretrace.whatif.workers._connected", lambda address: ray)
+    monkeypatch.setattr("foretrace.whatif.workers.connect_ray", lambda address: ray)
     there = sweep(script, ["h200"], SETS, workers=2, ray="local", on_progress=kill_a_worker)
     assert lost and there.to_dict() == here.to_dict()
 

@@ -114,4 +114,4 @@ def test_gradients_reduced_after_backward_can_overlap_with_it() -> None:
 
 def test_communication_after_backward_is_exposed() -> None:
     told = ft.what_if(wide(0.25), changes=["overlap=off"])
-    assert told.after.exposed_communication_ms >= told.before.exposed_communication_ms
+    assert told.after.exposed_communication_ms >= told.before.exposed_communication_ms - 1e-9

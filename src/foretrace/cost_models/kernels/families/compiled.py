@@ -32,7 +32,7 @@ LOOPED_ROW = 512
 """A looped reduction is about as fast as a sum over rows of this length."""
 HEAVY = re.compile(r"gelu|tanh|erf|sigmoid|silu|pow|log|sin|cos|softplus|mish|rand|dropout|bernoulli")
 DIVIDING = re.compile(r"exp|softmax|sqrt|div|norm|var")
-INSTRUCTIONS = (2, 12, 40)
+INSTRUCTIONS = (1, 12, 40)
 """Instructions for each element, about, by what was fused: see `arithmetic`."""
 SELECTING = re.compile(r"embedding|index|gather|scatter")
 FLOPS = 2.0
