@@ -157,6 +157,8 @@ def test_a_command_of_the_docs_runs(sandbox, foretrace, line):
         assert foretrace("benchmark", "run", "--out", "bench").code == 0
     if "--fabric gloo" in line:
         assert foretrace("platform", "fabric", "--from", "examples/dlrm-4-ranks", "--out", "gloo").code == 0
+    if words[:2] == ["foretrace", "gate"] and "--update" not in words:
+        assert foretrace(*words[1:], "--update").code == 0
     if words[0] == "foretrace" and "|" not in words and words[1] != "record":
         ran = foretrace(*words[1:])
         assert (ran.code != 0) == sandbox.refused, ran.err

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from foretrace.api import predict
 from foretrace.graph import Graph, Op, OpTable, Tensor
 from foretrace.graph.op import COMPILED_REGION, GRAPH_LAUNCH
+from foretrace.platform.host import CompiledPrograms
+from foretrace.platform.platform import Platform
+from foretrace.prediction.predict import predict_on_platform
 
 X, Y = (Tensor((64, 64), "float32", "cuda:0", (64, 1), id=n, storage=n) for n in range(2))
 KERNEL = Op("triton_poi_fused_relu_0", (X, Y, 4096, 0), outputs=(Y,), phase="forward")
@@ -16,9 +23,10 @@ def host_ms(*ops: Op) -> float:
     return predict(Graph(OpTable.of(list(ops)))).step_ms
 
 
-def test_generated_kernels_of_a_program_cost_the_host_less_than_calls_of_python():
-    program = Op(COMPILED_REGION, (40, 3))
-    assert host_ms(program, *[KERNEL] * 40) < host_ms(*[KERNEL] * 40)
+def test_generated_kernels_of_a_program_cost_the_host_what_was_calibrated():
+    costs = Platform.named("h200").host.compiled
+    few, many = (host_ms(Op(COMPILED_REGION, (count, 3)), *[KERNEL] * count) for count in (40, 80))
+    assert costs.measured and 1e3 * (many - few) / 40 == pytest.approx(costs.kernel, rel=0.05)
 
 
 def test_a_program_costs_the_host_to_enter_it_and_more_with_more_arguments():
@@ -32,6 +40,10 @@ def test_each_cuda_graph_is_launched_by_itself_and_the_calls_between_stay():
     assert host_ms(graph, *[RELU] * 20) < host_ms(*[RELU] * 20) < apart < host_ms(*[RELU] * 60)
 
 
-def test_the_notes_say_that_the_host_time_of_programs_is_estimated():
-    report = predict(Graph(OpTable.of([Op(COMPILED_REGION, (1, 2)), KERNEL])))
-    assert any("host time of 1 compiled program is estimated" in note for note in report.notes)
+def test_the_notes_say_where_the_host_time_of_programs_is_estimated():
+    graph = Graph(OpTable.of([Op(COMPILED_REGION, (1, 2)), KERNEL]))
+    known = Platform.named("h200")
+    guessed = known.having(host=replace(known.host, compiled=CompiledPrograms()))
+    for platform, estimated in ((known, False), (guessed, True)):
+        notes = predict_on_platform(graph, platform).notes
+        assert any("host time of 1 compiled program is estimated" in note for note in notes) == estimated

