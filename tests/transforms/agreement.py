@@ -70,7 +70,7 @@ def shapes(graph: Graph) -> list[tuple[Any, ...]]:
 
 
 def assert_same(edited: Graph, truth: Graph, memory: float = 0.0) -> None:
-    """The edited step is the one that was sketched so, to the last stride and byte; ``memory``: how far its peak is off."""
+    """The edited step is the one that was sketched so, to the last stride and byte but for a share of its peak."""
     for number, (ours, theirs) in enumerate(zip(calls(edited), calls(truth))):
         assert ours == theirs, f"call {number}"
     assert len(edited.ops) == len(truth.ops)
