@@ -296,3 +296,11 @@ def test_code_that_a_full_graph_cannot_hold_is_refused_with_the_reason() -> None
     with pytest.raises(ForetraceError, match="the step can't be compiled: Unsupported: ") as refused:
         sketch(lambda: printed(torch.ones(4, device="cuda")), device="cuda")
     assert "fullgraph=True allows no graph break" in str(refused.value)
+
+
+@on_cuda
+def test_a_process_that_sketched_a_compiled_step_can_compile_for_itself() -> None:
+    sketch(building("model", "cuda"), "cuda")
+    doubled = torch.compile(lambda given: torch.softmax(2 * given, -1))
+    with torch._inductor.config.patch(fx_graph_cache=False):
+        torch.testing.assert_close(doubled(torch.zeros(4)), torch.full((4,), 0.25))

@@ -113,14 +113,14 @@ def pretended_inductor() -> Iterator[None]:
 def register_patterns() -> None:
     """Register the patterns of TorchInductor's passes.
 
-    They are traced with autograd, on tensors that must not be on a GPU; they hold for any device.
+    They are traced with autograd, on tensors that must not be on a GPU; they hold for any device. The arguments are
+    those that TorchInductor passes: both functions are cached by them, and a pattern registered twice is an error.
     """
     from torch._inductor.fx_passes import joint_graph, post_grad
 
     with _disable_current_modes(), patch.object(torch.cuda, "is_available", lambda: False):
-        for passes in (joint_graph, post_grad):
-            given = inspect.signature(passes.lazy_init).parameters
-            passes.lazy_init(**{name: torch.device("cpu") for name in given})
+        joint_graph.lazy_init(*[torch.device("cpu") for _ in inspect.signature(joint_graph.lazy_init).parameters])
+        post_grad.lazy_init()
 
 
 def _folding(run_node: Callable[..., Any]) -> Callable[..., Any]:
