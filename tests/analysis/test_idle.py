@@ -63,6 +63,30 @@ def test_a_step_is_judged_by_its_own_time_and_not_by_that_from_first_to_last_ker
     assert measure_step(step(100.0)).bound == "device"
 
 
+def calling(count: int, call_us: float, kernel_us: float, *more: Runtime) -> Graph:
+    """A step of calls one after the other, each of which launches a kernel in its middle."""
+    at = [number * call_us for number in range(count)]
+    calls = [Call("aten::mm", begin, begin + call_us) for begin in at]
+    middle = [begin + call_us / 2 for begin in at]
+    launches = [launch(begin, begin + 2, (begin + 3, begin + 3 + kernel_us)) for begin in middle]
+    return rank(*calls, *launches, *more, steps=[Span("ProfilerStep#1", 0.0, count * call_us)])
+
+
+def test_a_host_that_never_waits_and_keeps_the_device_waiting_limits_the_step() -> None:
+    seen = measure_step(calling(10, call_us=100.0, kernel_us=80.0))
+    assert seen.device_idle_ms == pytest.approx(0.2, abs=0.05) and seen.bound == "host"
+    assert seen.ranks[0].host_ms == pytest.approx(1.0)
+
+
+def test_a_device_that_hardly_idles_limits_the_step_though_the_host_never_waits() -> None:
+    assert measure_step(calling(10, call_us=100.0, kernel_us=97.0)).bound == "device"
+
+
+def test_a_host_that_waits_for_longer_than_the_device_idles_does_not_limit_the_step() -> None:
+    waits = [sync(number * 100.0 + 55.0, number * 100.0 + 93.0) for number in range(10)]
+    assert measure_step(calling(10, 100.0, 80.0, *waits)).bound == "device"
+
+
 def test_what_the_step_before_left_on_the_device_fills_its_gaps() -> None:
     steps = [Span("ProfilerStep#1", 0.0, 1000.0), Span("ProfilerStep#2", 1000.0, 2000.0)]
     calls = [Call("aten::mm", 0, 50), Call("aten::mm", 1000, 1050)]

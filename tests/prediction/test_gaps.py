@@ -122,6 +122,15 @@ def test_the_step_of_a_measured_job_does_not_count_how_far_its_host_runs_ahead(s
     assert report.step_ms_back_to_back == pytest.approx(1.0, rel=1e-3)
 
 
+@pytest.mark.parametrize("steps", [1, 3])
+def test_idle_time_of_a_measured_job_adds_up_and_is_that_of_its_trace(steps: int) -> None:
+    graph = ahead(steps)
+    report, seen = predict_on_own_machine(Job([graph])), ft.observe(graph)
+    assert sum(report.idle_causes.values()) == pytest.approx(report.device_idle_ms)
+    assert report.device_active_ms == pytest.approx(seen.device_active_ms)
+    assert report.idle_causes == pytest.approx(seen.idle_causes)
+
+
 def test_steps_one_after_the_other_take_as_long_as_the_device_does_where_that_is_slower() -> None:
     mark, span = Call("ProfilerStep#0", 0, 100, kind=ANNOTATION), Span("ProfilerStep#0", 0.0, 100.0)
     report = predict_on_own_machine(

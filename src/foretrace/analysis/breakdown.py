@@ -18,7 +18,7 @@ from foretrace.analysis.report import Communication, QueueDepth, TimeRow
 from foretrace.graph import PHASES, Graph, OpTable
 from foretrace.graph.operators import C10D_CALLS, LAUNCH_FREE_OPS, communicates
 from foretrace.graph.tables import CALL, COLLECTIVE, Floats, Ints, KernelTable, Names, launched_before
-from foretrace.simulation.task_graph import SYNC, T4, merged, shared, total
+from foretrace.simulation.task_graph import SYNC, T4, shared, total
 
 STEP_MARK = "ProfilerStep#"
 NO_OP, EARLIER = "(no op)", "(launched before)"
@@ -347,27 +347,6 @@ def _on_host(graph: Graph) -> tuple[Intervals, Intervals]:
     works = timed & ~communicates & (ops.kind == CALL)
     communicates &= timed
     return (ops.start[communicates], ops.end[communicates]), (ops.start[works], ops.end[works])
-
-
-def idle_causes(graph: Graph, segments: Segments, end: float) -> Floats:
-    """Microseconds, up to the step's end, in which the device idles while the host does something, by kind of host
-    time.
-
-    From the launch of the kernel that ends the idling on, the device does not wait for the host: that part is latency.
-    """
-    kernels = graph.kernels
-    busy_start, busy_end, first = merged(kernels.start, kernels.end)
-    launched = np.minimum(np.append(graph.calls.end, -np.inf)[kernels.call[first]], busy_start)
-    idle_start, idle_end = np.append(0.0, busy_end), np.append(launched, end)
-    length = np.append(0.0, np.cumsum(np.maximum(idle_end - idle_start, 0.0)))
-
-    def idle_until(time: Floats) -> Floats:
-        """How long the device had idled by then."""
-        at = np.searchsorted(idle_start, time, "right") - 1
-        return np.asarray(length[at] + np.clip(time - idle_start[at], 0.0, np.diff(length)[at]))
-
-    idle = idle_until(segments.end) - idle_until(segments.start)
-    return np.asarray(np.bincount(segments.kind, idle, SYNC + 1), np.float64)
 
 
 def device_span(graphs: list[Graph]) -> float:

@@ -50,7 +50,7 @@ from foretrace.graph.tables import (
     distinct,
 )
 from foretrace.graph.tables import SYNC as SYNC_CALL
-from foretrace.simulation.task_graph import SYNC, T1, T2, T3, T4, T5, merged, outermost, previous_on_lane
+from foretrace.simulation.task_graph import SYNC, T1, T2, T3, T4, T5, merged, outermost, previous_on_lane, total
 
 OVERHEADS = ("T1", "T2", "T3", "T4", "T5")
 KINDS = (*OVERHEADS, "sync")
@@ -240,6 +240,16 @@ def host_overheads(segments: Sequence[Segments]) -> dict[str, HostOverhead]:
         )
         for name, (time, n) in sums.items()
     }
+
+
+def busy_ms(segments: Segments) -> float:
+    """Milliseconds in which any thread of a rank works, and does not wait for the device.
+
+    After the last call of a thread nothing is recorded of what it does: it may wait.
+    """
+    unknown = (segments.kind == T1) & (segments.op < 0) & (segments.cause < 0)
+    works = segments.rows((segments.kind != SYNC) & ~unknown)
+    return total(works.start, works.end) / 1e3
 
 
 class _Busy(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -68,6 +69,19 @@ def idle_rows(
     total = sum(found.values())
     rows = [IdleRow(*key, us / 1e3, us / total) for key, us in found.items() if us > 0]
     return sorted(rows, key=lambda row: -row.ms)
+
+
+def mean_idle(each: Sequence[list[IdleRow]]) -> list[IdleRow]:
+    """What devices idle for, the mean over ranks.
+
+    >>> mean_idle([[IdleRow("T1", "aten::mm", 3.0, 1.0)], [IdleRow("sync", "", 1.0, 1.0)]])[0]
+    IdleRow(cause='T1', name='aten::mm', ms=1.5, share=0.75)
+    """
+    ms: dict[tuple[str, str], float] = defaultdict(float)
+    for row in (row for rows in each for row in rows):
+        ms[row.cause, row.name] += row.ms / len(each)
+    idle = sum(ms.values())
+    return sorted((IdleRow(*key, mean, mean / idle) for key, mean in ms.items()), key=lambda row: -row.ms)
 
 
 def _launching(segments: Segments) -> list[int]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-
 import numpy as np
 
 from foretrace.analysis.breakdown import (
@@ -20,10 +18,9 @@ from foretrace.analysis.breakdown import (
 from foretrace.analysis.collectives import CollectiveTimes, add_collectives, collective_times, wait_ms
 from foretrace.analysis.critical_path import summarize_path
 from foretrace.analysis.dependencies import measured_tasks
-from foretrace.analysis.host_time import Segments, host_overheads, host_segments
-from foretrace.analysis.idle import idle_rows, step_window
+from foretrace.analysis.host_time import Segments, busy_ms, host_overheads, host_segments
+from foretrace.analysis.idle import idle_rows, mean_idle, step_window
 from foretrace.analysis.report import (
-    IdleRow,
     QueueDepth,
     RankReport,
     StepReport,
@@ -101,7 +98,7 @@ def _rank_reports(
         kernels = kernels_in(whole, start, end)
         active, step_ms = total(kernels.start, kernels.end) / 1e3, (end - start) / 1e3
         idle = idle_rows(whole, kernels, cut, start, end, graph.ops)
-        on_device = len(kernels) or len(graph.kernels)
+        on_device, host_ms = len(kernels) or len(graph.kernels), busy_ms(cut)
         reports.append(
             RankReport(
                 rank=graph.rank,
@@ -110,8 +107,9 @@ def _rank_reports(
                 device_active_ms=active,
                 device_idle_ms=step_ms - active if on_device else 0.0,
                 idle=idle,
-                bound=bound_by(step_ms, step_ms - active, idle_by_cause(idle)) if on_device else None,
+                bound=bound_by(step_ms, step_ms - active, idle_by_cause(idle), host_ms) if on_device else None,
                 kernel_ms=float((graph.kernels.end - graph.kernels.start).sum()) / 1e3,
+                host_ms=host_ms,
                 wait_ms=waits[graph.rank],
                 communication=communication(graph, position, collectives, kernels, window),
                 overheads=host_overheads([cut]),
@@ -142,11 +140,11 @@ def _add_rank_means(report: StepReport, segments: list[Segments]) -> None:
     report.step_ms = max(rank.step_ms for rank in ranks)
     report.device_active_ms = float(np.mean([rank.device_active_ms for rank in ranks]))
     report.device_idle_ms = float(np.mean([rank.device_idle_ms for rank in ranks]))
-    report.idle = _mean_idle(ranks)
+    report.idle = mean_idle([rank.idle for rank in ranks])
     report.idle_causes = idle_by_cause(report.idle)
-    step_ms = float(np.mean([rank.step_ms for rank in ranks]))
+    step_ms, host_ms = (float(np.mean([getattr(rank, name) for rank in ranks])) for name in ("step_ms", "host_ms"))
     if any(rank.bound for rank in ranks):
-        report.bound = bound_by(step_ms, report.device_idle_ms, report.idle_causes)
+        report.bound = bound_by(step_ms, report.device_idle_ms, report.idle_causes, host_ms)
     report.kernel_ms = float(np.mean([rank.kernel_ms for rank in ranks]))
     report.exposed_communication_ms = float(np.mean([rank.communication.exposed_ms for rank in ranks]))
     report.hidden_communication_ms = float(np.mean([rank.communication.hidden_ms for rank in ranks]))
@@ -156,16 +154,6 @@ def _add_rank_means(report: StepReport, segments: list[Segments]) -> None:
     report.overheads = host_overheads(segments)
     depths = [rank.queue_depth for rank in ranks]
     report.queue_depth = QueueDepth(sum(d.mean for d in depths) / len(depths), max(d.max for d in depths))
-
-
-def _mean_idle(ranks: list[RankReport]) -> list[IdleRow]:
-    """What devices idle for, the mean over the ranks."""
-    ms: dict[tuple[str, str], float] = defaultdict(float)
-    for rank in ranks:
-        for row in rank.idle:
-            ms[row.cause, row.name] += row.ms / len(ranks)
-    idle = sum(ms.values())
-    return sorted((IdleRow(*key, each, each / idle) for key, each in ms.items()), key=lambda row: -row.ms)
 
 
 def _attributed(graphs: list[Graph]) -> float:

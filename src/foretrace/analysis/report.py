@@ -27,8 +27,9 @@ OWN_MACHINE = "its own machine"
 LATENCY, QUEUED, NO_EVENT = "latency", "queued", "no event"
 """Causes of idle time: from a launch to its start; work that was launched and does not start; a host of
 which nothing is recorded."""
-HOST_BOUND = 0.3
-"""Where the device idles for more than this share of the step, the device does not limit it."""
+HOST_BOUND, BARELY_IDLE = 0.3, 0.1
+"""Where the device idles for more than the first share of the step, it does not limit it; nor does it from the second
+on, where the host is busy for longer than the device."""
 
 
 class NotebookDocument(ABC):
@@ -185,6 +186,7 @@ class RankReport:
     kernel_ms: float = 0.0
     """Sum of kernel times."""
     host_ms: float = 0.0
+    """In which its threads work: they neither wait for the device nor for each other."""
     wait_ms: float = 0.0
     """Time in collectives before the last of their ranks has arrived."""
     communication: Communication = field(default_factory=Communication)
@@ -459,18 +461,24 @@ def idle_by_cause(rows: list[IdleRow]) -> dict[str, float]:
     return dict(sorted(causes.items(), key=lambda item: -item[1]))
 
 
-def bound_by(step_ms: float, idle_ms: float, causes: dict[str, float]) -> str | None:
+def bound_by(step_ms: float, idle_ms: float, causes: dict[str, float], host_ms: float = 0.0) -> str | None:
     """What limits a step: the device; else the host; or a queue, where most of what the device idles for was launched.
     None where nothing is recorded of the host during most of it.
 
+    A host that works longer than the device does, and keeps it waiting, limits the step however little that is.
+
     >>> bound_by(10.0, 1.0, {}), bound_by(10.0, 6.0, {"T1": 6.0}), bound_by(10.0, 6.0, {"queued": 6.0})
     ('device', 'host', 'queue')
+    >>> bound_by(10.0, 1.7, {"T2": 1.7}, host_ms=9.9), bound_by(10.0, 1.7, {"T2": 1.7}, host_ms=7.0)
+    ('host', 'device')
     """
-    if idle_ms <= HOST_BOUND * step_ms:
+    launched = causes.get(QUEUED, 0.0) + causes.get(LATENCY, 0.0) > idle_ms / 2
+    keeps_waiting = not launched and idle_ms > BARELY_IDLE * step_ms and host_ms > step_ms - idle_ms
+    if idle_ms <= HOST_BOUND * step_ms and not keeps_waiting:
         return "device"
     if causes.get(NO_EVENT, 0.0) > idle_ms / 2:
         return None
-    return "queue" if causes.get(QUEUED, 0.0) + causes.get(LATENCY, 0.0) > idle_ms / 2 else "host"
+    return "queue" if launched else "host"
 
 
 def plain(value: Any) -> Any:

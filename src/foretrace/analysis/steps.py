@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from foretrace.analysis.breakdown import kernels_in
-from foretrace.analysis.host_time import host_segments
+from foretrace.analysis.host_time import busy_ms, host_segments
 from foretrace.analysis.idle import idle_rows
 from foretrace.analysis.report import bound_by, idle_by_cause, plain
 from foretrace.errors import ForetraceError
@@ -98,7 +98,7 @@ def _row(job: Job, name: str) -> tuple[StepRow, dict[str, float]]:
         for (kind, _), us in zip(kinds, segments.duration.tolist()):
             parts[kind] = parts.get(kind, 0.0) + us / 1e3
         return StepRow(name, span.ms, graph.rank, 0.0, 0.0, 0, None), parts
-    bound = bound_by(span.ms, span.ms - active, idle_by_cause(idle))
+    bound = bound_by(span.ms, span.ms - active, idle_by_cause(idle), busy_ms(segments))
     parts = {WORK: active}
     for row in idle:
         label = f"{row.cause}: {row.name}" if row.name else row.cause

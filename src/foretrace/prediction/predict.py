@@ -15,7 +15,7 @@ import numpy as np
 from foretrace.analysis.breakdown import kernels_in
 from foretrace.analysis.collective_matching import seen_by_all
 from foretrace.analysis.critical_path import LATENCY_US
-from foretrace.analysis.report import OWN_MACHINE, StepReport, bound_by
+from foretrace.analysis.report import OWN_MACHINE, StepReport
 from foretrace.errors import ForetraceError
 from foretrace.graph import Graph, Job
 from foretrace.graph.graph import chosen_step, cut_to_step
@@ -38,7 +38,7 @@ from foretrace.prediction.overrides import RankOverrides, with_own_graphs
 from foretrace.prediction.priced_step import CARRIED_NOTE
 from foretrace.prediction.rank_models import MeasuredRank, PricedRank, with_arrivals
 from foretrace.prediction.rates import add_power, add_rates, totals
-from foretrace.prediction.report import build_report
+from foretrace.prediction.report import add_idle, build_report
 from foretrace.prediction.uncertainty import measured_range_note
 from foretrace.simulation.engine import DeadlockError
 from foretrace.simulation.task_graph import merged
@@ -115,15 +115,16 @@ def _add_period(report: StepReport, job: Job, done: SimulatedJob, changed: bool)
     report.step_ms_back_to_back = measured_period_ms(done)
     if not all(graph.steps for graph in job.graphs):
         return
-    hosts = [float(cut.end.max() - cut.start.min()) / 1e3 for cut in done.segments]
+    begins = [float(cut.start.min()) for cut in done.segments]
+    hosts = [(float(cut.end.max()) - begin) / 1e3 for cut, begin in zip(done.segments, begins)]
     steady = report.step_ms_back_to_back or 0.0
     if any(len(graph.steps) > 1 for graph in job.graphs) and not changed:
         steady = 0.0  # it went from step to step in the trace: that is what its hosts took
     report.step_ms = min(max(*hosts, steady), report.span_ms)
     ratio = report.step_ms / report.span_ms if report.span_ms else 1.0
     report.low_ms, report.high_ms = report.low_ms * ratio, report.high_ms * ratio
-    report.device_idle_ms = max(report.step_ms - report.device_active_ms, 0.0)
-    report.bound = bound_by(report.step_ms, report.device_idle_ms, {}) if report.kernels else None
+    longest = [min(max(host, steady), report.step_ms) for host in hosts]
+    add_idle(report, done, [(begin, begin + host * 1e3) for begin, host in zip(begins, longest)])
 
 
 def measured_ranks(job: Job, step: str | None = None, drop_gaps: bool = False) -> tuple[list[MeasuredRank], list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,13 +16,14 @@ from foretrace.analysis.breakdown import (
     by_phase,
     communication,
     device_span,
-    idle_causes,
+    kernels_in,
 )
 from foretrace.analysis.collectives import CollectiveTimes, add_collectives, pair_waits, wait_ms
 from foretrace.analysis.critical_path import hot_ops, summarize_path
 from foretrace.analysis.dependencies import without_host_collective_kernels
-from foretrace.analysis.host_time import KINDS, host_overheads
-from foretrace.analysis.report import LATENCY, RankReport, StepReport, Workings, bound_by
+from foretrace.analysis.host_time import host_overheads
+from foretrace.analysis.idle import idle_rows, mean_idle
+from foretrace.analysis.report import RankReport, StepReport, Workings, bound_by, idle_by_cause
 from foretrace.cost_models.kernels.pricing import MODEL
 from foretrace.graph import Graph, Job
 from foretrace.graph.tables import launched_before, percentiles
@@ -32,7 +34,7 @@ from foretrace.prediction.memory import TOO_LARGE, fullest_rank, job_memory
 from foretrace.prediction.rank_models import MeasuredRank, PricedRank
 from foretrace.prediction.uncertainty import PERCENTILES, job_uncertainty, sample_count
 from foretrace.simulation.critical_path import critical_path
-from foretrace.simulation.task_graph import SYNC
+from foretrace.simulation.task_graph import SYNC, total
 from foretrace.simulation.uncertainty import sample_ends
 
 
@@ -50,15 +52,12 @@ def build_report(job: Job, done: SimulatedJob, device: Device | None) -> StepRep
     needs = job_memory(job.graphs, done.ranks, device)
     ranks = _rank_reports(job, graphs, done, collectives, {place: need.allocated for place, need in needs.items()})
     step_ms = timeline.span / 1e3
-    active = float(np.mean([rank.device_active_ms for rank in ranks]))
     need = fullest_rank(needs)
     report = StepReport(
         source=job.source,
         world=job.world,
         platform="",
         step_ms=step_ms,
-        device_active_ms=active,
-        device_idle_ms=max(step_ms - active, 0.0),
         device_span_ms=device_span(graphs),
         kernel_ms=float(np.mean([rank.kernel_ms for rank in ranks])),
         kernels=round(float(np.mean([len(graph.kernels) for graph in graphs]))),
@@ -88,8 +87,7 @@ def build_report(job: Job, done: SimulatedJob, device: Device | None) -> StepRep
         from foretrace.analysis.stragglers import stragglers
 
         report.stragglers = stragglers(graphs, collectives, step_ms)
-    report.idle_causes = _idle_causes(graphs, done, report.device_idle_ms)
-    report.bound = bound_by(step_ms, report.device_idle_ms, {}) if report.kernels else None
+    add_idle(report, done, [(0.0, timeline.span)] * len(graphs))
     samples = sample_step_ms(done)
     low, high = percentiles(samples, PERCENTILES)
     if not low < step_ms < high or isinstance(done.ranks[0], MeasuredRank):
@@ -132,17 +130,22 @@ def _coverage(done: SimulatedJob) -> dict[str, float]:
     return {source: us[source] / total for source in SOURCES.values()}
 
 
-def _idle_causes(graphs: list[Graph], done: SimulatedJob, idle_ms: float) -> dict[str, float]:
-    """Milliseconds in which the device idles, by what the host does; the rest is the device's own latency."""
-    end = done.timeline.span
-    causes: dict[str, float] = dict.fromkeys(KINDS, 0.0)
-    for graph, cut in zip(graphs, done.segments):
-        kinds = np.array([*(kind for kind, _ in cut.causes.items), ""])[cut.cause]  # of its own kind where no cause is
-        for cause in dict.fromkeys(["", *kinds.tolist()]):
-            ours = idle_causes(graph, cut.rows(kinds == cause), end) / 1e3 / len(graphs)
-            for kind, spent in [(cause, float(ours.sum()))] if cause else zip(KINDS, ours.tolist()):
-                causes[kind] = causes.get(kind, 0.0) + spent
-    return {**causes, LATENCY: max(idle_ms - sum(causes.values()), 0.0)}
+def add_idle(report: StepReport, done: SimulatedJob, windows: Sequence[tuple[float, float]]) -> None:
+    """Add how long devices are active and idle in the time window of each rank, by cause, and what limits the step."""
+    graphs = [without_host_collective_kernels(graph) for graph in done.graphs]
+    kernels = [kernels_in(graph, *window) for graph, window in zip(graphs, windows)]
+    report.device_active_ms = float(np.mean([total(table.start, table.end) for table in kernels])) / 1e3
+    window_ms = float(np.mean([end - start for start, end in windows])) / 1e3
+    report.device_idle_ms = max(window_ms - report.device_active_ms, 0.0)
+    report.idle = mean_idle(
+        [
+            idle_rows(graph, table, cut, *window, graph.ops)
+            for graph, table, cut, window in zip(graphs, kernels, done.segments, windows)
+        ]
+    )
+    report.idle_causes = idle_by_cause(report.idle)
+    host_ms = float(np.mean([rank.host_ms for rank in report.ranks]))
+    report.bound = bound_by(window_ms, report.device_idle_ms, {}, host_ms) if report.kernels else None
 
 
 def _rank_reports(
