@@ -7,9 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from foretrace.analysis.deduced import deduce_copied_memory, deduce_list_dtypes, uses_tf32
 from foretrace.graph import PHASES, Collective, ForetraceError, Graph, Op, OpTable
 from foretrace.graph.calls import autograd_nodes, dispatched, enclosing_calls, host_collective_calls, with_scalars
 from foretrace.graph.tables import CALL, NODE, Ints, distinct
+
+PRECISION = "matmul_precision"
 
 
 class DispatchedCalls(NamedTuple):
@@ -59,11 +62,17 @@ def dispatched_calls(graph: Graph) -> DispatchedCalls:
         rows = np.concatenate([rows, np.maximum(before, 0)])[order].astype(np.int32)
         kinds = np.concatenate([kinds, np.full(len(loose), CALL, np.int8)])[order]
         picked = [both[at] for at in order.tolist()]
+    deduce_list_dtypes(picked)
+    deduce_copied_memory(picked, kernels)
     ops = OpTable.of(picked)
     ops.kind = kinds
     ops.detail = picked.__getitem__  # no copies: nothing else holds them
+    settings = graph.settings
+    if PRECISION not in settings and uses_tf32(picked, kernels):
+        settings = {**settings, PRECISION: "high"}
     alone = replace(
         graph,
+        settings=settings,
         ops=ops,
         calls=calls,
         kernels=kernels,

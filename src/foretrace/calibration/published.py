@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from foretrace._progress import OnProgress, Progress
-from foretrace.calibration.published_tables import PublishedTime, read_published
+from foretrace.calibration.published_tables import READERS, PublishedTime, read_published
 from foretrace.cost_models.kernels.estimators.dataset import Dataset, Floats
 from foretrace.cost_models.kernels.estimators.forests import boost
 from foretrace.cost_models.kernels.families import CallContext, family_of
@@ -134,7 +134,8 @@ def fit_ratios(
         harness = max(
             {row.harness.split()[0] for row in table}, key=lambda name: sum(r.harness.startswith(name) for r in table)
         )
-        imported.kinds[kind] = RatioTable(f"{source} ({harness})", len(table), against, gmae, p90, held)
+        label = harness if harness in READERS else f"{source} ({harness})"
+        imported.kinds[kind] = RatioTable(label, len(table), against, gmae, p90, held)
     if not imported.kinds:
         raise ForetraceError(
             f"no table of {device.name} tells kernel times", "docs/calibrate.md has the tables that are read."

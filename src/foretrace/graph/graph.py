@@ -221,6 +221,8 @@ class Graph:
     """Programs that torch.compile generated, by the number that calls of them name."""
     settings: dict[str, bool | int | str] = field(default_factory=dict)
     """PyTorch settings that select kernels: threads, TF32, cuDNN's benchmark mode."""
+    cuda_runtime: int = 0
+    """Version of the CUDA runtime that a trace was made with, 12040 for 12.4; 0 where unknown."""
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
     unprofiled: Timings = field(default_factory=Timings)
     profiling_overhead: float = 1.0

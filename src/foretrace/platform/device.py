@@ -69,6 +69,8 @@ class Device:
     """Power limit."""
     power_limit_w: Positive | None = None
     """A lower limit that it is set to; its own where None."""
+    cache_gbps: Positive | None = None
+    """Bandwidth of the cache that all processors share, where published; else it goes by their number and clock."""
     process_nm: Positive | None = None
     """The maker's name for the process node."""
     driver_gib: Positive | None = None

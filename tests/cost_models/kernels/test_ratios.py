@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -43,6 +44,23 @@ def test_what_no_table_has_is_left_to_the_descriptions():
     single = linear(512, 512, 512, "float32")
     assert reference_of(single) == []
     assert len(ratios_of([single, linear(512, 512, 512)], RATIOS / "l40s", Device.named("l40s")).place) == 1
+
+
+def test_sizes_that_no_table_has_for_their_alignment_are_left_to_the_descriptions():
+    assert reference_of(linear(5185, 64, 1024)) and not reference_of(linear(64, 5185, 1024))
+    assert not reference_of(linear(64, 1024, 5185))
+
+
+def test_gemms_of_an_older_cublas_take_longer_on_hopper():
+    layer = Graph(OpTable.of([linear(8192, 4096, 4096)]))
+
+    def us_with(cuda: int, on: str) -> float:
+        return float(
+            price_kernels(replace(layer, cuda_runtime=cuda), np.zeros(1, np.int32), Platform.named(on)).typical.sum()
+        )
+
+    assert us_with(12010, "h100") > 1.05 * us_with(12080, "h100") == us_with(0, "h100") * 1.05
+    assert us_with(12010, "b200") == us_with(12080, "b200")
 
 
 def test_attention_of_flash_attention_2_is_known_where_it_was_measured():

@@ -233,6 +233,15 @@ def test_old_external_ids_that_repeat_the_correlation_name_no_op(tmp_path: Path)
     assert read(trace, tmp_path).kernels.op.tolist() == [-1]
 
 
+def test_the_version_of_cuda_is_read(tmp_path: Path) -> None:
+    trace = training_step()
+    assert read(trace, tmp_path).cuda_runtime == 0
+    trace.head["cuda_runtime_version"] = 12040
+    assert read(trace, tmp_path).cuda_runtime == 12040
+    trace.head["cuda_runtime_version"] = "12.4"
+    assert read(trace, tmp_path).cuda_runtime == 0
+
+
 def test_streams_of_two_devices_are_two_lanes(tmp_path: Path) -> None:
     trace = Trace()
     trace.launch("one", device=0, stream=7)

@@ -21,7 +21,7 @@ from foretrace.cost_models.kernels.families.attention import on_device
 from foretrace.cost_models.kernels.families.lookups import index_statistics
 from foretrace.cost_models.kernels.family import TENSOR_CORE_FAMILIES
 from foretrace.cost_models.kernels.pricing import USABLE_SHARE, KernelCosts
-from foretrace.cost_models.kernels.ratios import ratios_of
+from foretrace.cost_models.kernels.ratios import OLDER, is_older_cublas, ratios_of
 from foretrace.cost_models.kernels.roofline import LATENCY_US, Work, work_of
 from foretrace.graph import Graph, Indices, Op, Tf32
 from foretrace.graph.op import signature
@@ -61,7 +61,7 @@ class CallRoofline(NamedTuple):
     def us(self, device: Device, warm: float, scaling: CrossDeviceScaling | None = None) -> float:
         """Microseconds that arithmetic, traffic and latency take together, a share of the data being in the cache."""
         tflops, gbps = achieved_rates(device, self.work.rate, scaling)
-        cache_gbps = max(gbps, device.sms * device.clock_mhz * L2_BYTES_PER_CLOCK / 1e3)
+        cache_gbps = max(gbps, device.cache_gbps or device.sms * device.clock_mhz * L2_BYTES_PER_CLOCK / 1e3)
         flops = self.work.flops * self.wave_quantization / (tflops * 1e6)
         cached = min(warm * self.work.bytes, USABLE_SHARE * device.l2_mb * 1e6)
         moved = ((self.work.bytes - cached) / gbps + cached / cache_gbps) / 1e3
@@ -105,6 +105,8 @@ class ScaledCalls:
     tf32: Tf32
     warm: Floats
     """For each the share of its data that the cache holds."""
+    cuda_runtime: int = 0
+    """As in `Graph`."""
 
     def scale(self, costs: KernelCosts, start_us: float, device: Device, scaling: CrossDeviceScaling) -> KernelCosts:
         """The same kernels on a device, with wider ranges; by the ratios of published tables where there are some."""
@@ -123,7 +125,8 @@ class ScaledCalls:
     ) -> KernelCosts:
         """Calls that published tables know: their times on the calibrated device, times the ratio."""
         assert scaling.ratios
-        known, kept = ratios_of(self.ops, scaling.ratios, device), scaling.ratio_gemm / scaling.gemm
+        known = ratios_of(self.ops, scaling.ratios, device, self.cuda_runtime)
+        kept = scaling.ratio_gemm / scaling.gemm
         number = np.full(len(self.ops), -1)
         number[known.place] = np.arange(len(known.place))
         rows = np.flatnonzero(number[costs.op] >= 0)
@@ -231,8 +234,11 @@ def scaling_notes(calls: Graph, platform: Platform) -> list[str]:
     index = scaling.tables
     if index:
         whose = device.name if scaling.ratios else scaling.source.name
-        sources = ", ".join(sorted({kind.table for kind in index.kinds.values()}))
+        sources = ", ".join(sorted({table.table for kind, table in index.kinds.items() if kind != OLDER}))
         notes.append(f"GEMMs and attention of {whose} are fitted on published tables: {sources}")
+        if OLDER in index.kinds and is_older_cublas(calls.cuda_runtime):
+            version = f"{calls.cuda_runtime // 1000}.{calls.cuda_runtime % 1000 // 10}"
+            notes.append(f"16-bit GEMMs are those of an older cuBLAS ({index.kinds[OLDER].table}): of CUDA {version}")
     used = {tensor.dtype for op in calls.ops if op.name in TENSOR_CORE_OPS for tensor in op.tensors}
     lacking = sorted(used & scaling.source.peak_tflops.keys() - device.peak_tflops.keys())
     if lacking:

@@ -89,7 +89,9 @@ def price_kernels(graph: Graph, rows: NDArray[np.int32], platform: Platform) -> 
     if scaling:
         from foretrace.cost_models.kernels.cross_device import ScaledCalls
 
-        costs = ScaledCalls(calls, known, graph.tf32, warm).scale(costs, models.fallback.start_us, device, scaling)
+        costs = ScaledCalls(calls, known, graph.tf32, warm, graph.cuda_runtime).scale(
+            costs, models.fallback.start_us, device, scaling
+        )
     # A CPU does a call itself: there are no kernels whose names would tell more than the call's.
     names = [calls[place].name for place in costs.op.tolist()] if kind == "cpu" else costs.name
     return replace(costs, op=row_of[costs.op], name=names)

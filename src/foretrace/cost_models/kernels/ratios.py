@@ -34,8 +34,14 @@ from foretrace.graph.op import signature
 from foretrace.platform.device import Device
 
 CUDA = "cuda:0"
-KINDS = ("bf16", "fp8", "grouped", "attention", "flash")
-"""GEMMs of 16-bit floats and of 8-bit ones, grouped GEMMs, and attention: of any library, and of FlashAttention 2."""
+KINDS = ("bf16", "fp8", "grouped", "attention", "flash", "bf16_older")
+"""GEMMs of 16-bit floats and of 8-bit ones, grouped GEMMs, and attention: of any library, and of FlashAttention 2; and
+GEMMs of 16-bit floats by cuBLAS before `NEWER_CUBLAS`."""
+OLDER = "bf16_older"
+NEWER_CUBLAS = 12060
+"""The CUDA runtime whose cuBLAS has other kernels on Hopper (``nvjet`` for ``sm90_xmma_gemm``), a fifth faster."""
+ALIGNED = 8
+"""Elements that sizes of a table's GEMMs are multiples of; where others are not, libraries have slower kernels."""
 HALF = ("bfloat16", "float16")
 
 
@@ -46,7 +52,16 @@ class Reference(NamedTuple):
     op: Op
 
 
-def reference_of(op: Op) -> list[Reference]:
+def is_older_cublas(cuda_runtime: int) -> bool:
+    """Whether a trace's CUDA has the cuBLAS before `NEWER_CUBLAS`; not where it is unknown.
+
+    >>> is_older_cublas(12040), is_older_cublas(12080), is_older_cublas(0)
+    (True, False, False)
+    """
+    return 0 < cuda_runtime < NEWER_CUBLAS
+
+
+def reference_of(op: Op, cuda_runtime: int = 0) -> list[Reference]:
     """The calls whose ratio may be taken for a call, the closest first; none where no table has its kind.
 
     >>> grad = Op("aten::mm", (Tensor((64, 512), "bfloat16", stride=(1, 64)), Tensor((512, 32), "bfloat16")))
@@ -68,7 +83,11 @@ def reference_of(op: Op) -> list[Reference]:
     if op.name == "aten::_grouped_mm" and len(tensors) > 2:
         rows, inner = (m, k) if len(b.shape) == 3 else (k, m)
         return [Reference("grouped", grouped_linear(rows, tensors[2].numel, n, inner))]
-    return [Reference("bf16", linear(batch * m, n, k))]
+    if n % ALIGNED or k % ALIGNED:
+        return []
+    linears = linear(batch * m, n, k)
+    older = [Reference(OLDER, linears)] if is_older_cublas(cuda_runtime) else []
+    return [*older, Reference("bf16", linears)]
 
 
 def _attention_references(op: Op) -> list[Reference]:
@@ -160,6 +179,7 @@ _SAMPLES = {
     "grouped": grouped_linear(1, 1, 1, 1),
     "attention": attention("cudnn", (1, 1, 1, 8), (1, 1, 1, 8), False),
     "flash": attention("flash", (1, 1, 1, 8), (1, 1, 1, 8), False),
+    OLDER: linear(1, 1, 1),
 }
 
 
@@ -185,14 +205,15 @@ def _model(path: Path, changed: int) -> RatioModel:
     return RatioModel.read(path)
 
 
-def ratios_of(ops: Sequence[Op], folder: Path, device: Device) -> CallRatios:
+def ratios_of(ops: Sequence[Op], folder: Path, device: Device, cuda_runtime: int = 0) -> CallRatios:
     """The ratios of calls whose kind was in a table."""
     paths = {path.stem: path for path in folder.glob("*.npz")}
     calls: defaultdict[str, defaultdict[Hashable, list[int]]] = defaultdict(lambda: defaultdict(list))
     rows: defaultdict[str, list[Sequence[float]]] = defaultdict(list)
     for place, op in enumerate(ops):
         parts = parts_of(op)
-        found = next((each for each in reference_of(parts[0]) if each.kind in paths), None) if len(parts) == 1 else None
+        references = reference_of(parts[0], cuda_runtime) if len(parts) == 1 else []
+        found = next((each for each in references if each.kind in paths), None)
         if found:
             alike = calls[found.kind][signature(found.op)]
             if not alike:

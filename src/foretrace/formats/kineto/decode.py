@@ -68,6 +68,7 @@ class Head(Struct):
     distributedInfo: Any = None  # noqa: N815
     deviceProperties: Any = None  # noqa: N815
     baseTimeNanoseconds: Any = None  # noqa: N815
+    cuda_runtime_version: Any = None
 
     def or_else(self, other: Head) -> Head:
         """This head, with missing fields taken from another."""
@@ -76,6 +77,7 @@ class Head(Struct):
             self.distributedInfo or other.distributedInfo,
             self.deviceProperties or other.deviceProperties,
             self.baseTimeNanoseconds or other.baseTimeNanoseconds,
+            self.cuda_runtime_version or other.cuda_runtime_version,
         )
 
 
@@ -128,7 +130,7 @@ def lenient_head(loaded: Any) -> Head:
     """A head from JSON of any types."""
     if not isinstance(loaded, dict) or not isinstance(loaded.get("traceEvents"), list):
         raise UndecodableError(cut=False)
-    names = ("distributedInfo", "deviceProperties", "baseTimeNanoseconds")
+    names = ("distributedInfo", "deviceProperties", "baseTimeNanoseconds", "cuda_runtime_version")
     return Head([lenient_event(event) for event in loaded["traceEvents"]], *(loaded.get(name) for name in names))
 
 

@@ -78,6 +78,7 @@ def graph_of_columns(path: Path, columns: Columns, head: Head) -> Graph:
         groups=groups,
         activities=activity_table(columns, ops, clock),
         allocated=_allocated(columns, clock),
+        cuda_runtime=head.cuda_runtime_version if isinstance(head.cuda_runtime_version, int) else 0,
     )  # fmt: skip
     graph.notes += _notes(graph, columns)
     return graph
