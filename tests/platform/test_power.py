@@ -68,3 +68,15 @@ def test_the_price_of_a_step_is_that_of_its_time(foretrace, tmp_path):  # noqa: 
     assert "for 1,000 steps" in foretrace("predict", path, "--on", "h100", "--price", 3.6).out
     assert "is no price of an hour" in foretrace("predict", path, "--price", -1).err
     assert "--price is of one prediction" in foretrace("predict", path, "--world", "1,2", "--price", 1).err
+
+
+def test_bytes_from_the_cache_and_idle_sms_draw_less():
+    b200 = present(PowerModel.of(Device.named("b200")))
+    assert b200.watts(0.0, 0.0, busy=0.0) < b200.watts(0.0, 0.0) < b200.watts(0.2, 0.5)
+    h200 = present(PowerModel.of(Device.named("h200")))
+    assert h200.watts(0.1, 0.0, cached=0.4) < h200.watts(0.1, 0.4)
+
+
+def test_arithmetic_at_half_the_rate_draws_less_than_half():
+    draw = present(PowerModel.of(Device.named("h200"))).draw
+    assert draw.above_rest(0.4, 0.1, 0.0, 1.0) < draw.above_rest(0.8, 0.2, 0.0, 1.0) / 2

@@ -1,7 +1,10 @@
-"""Claim: the energy of GEMMs that run for a second is met within 20 % on an H200, a B200 and a GB200 (geometric mean).
+"""Claim: the energy of GEMMs that run for a second is met within 10 % on an H200, and on a B200 and a GB200 within what
+rows of their tables are off each other (geometric means).
 
 Published GEMMs with watts (aiconfigurator): joules are watts times time. Predicted are both, the time as sustained
-under the power limit. The three constants of each GPU's draw were fitted on such rows.
+under the power limit, for layers (n, k) that the constants of the draw were not fitted on. Beside it, by how much the
+joules of a row are off the mean of its neighbours, the same layer for a few rows (m) less and more: nothing that
+follows sizes smoothly can be much closer. On Blackwell that is 19 % and 28 %.
 
     python -m benchmarks.claims.accuracy.gemm_energy
 """
@@ -9,40 +12,49 @@ under the power limit. The three constants of each GPU's draw were fitted on suc
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
 
-from benchmarks.fit.make_power import TABLES, rows, shares
+from benchmarks.fit.make_power import TABLES, Floats, Size, Sizes, burst_us, rows, shares, split, sustained
 from benchmarks.lib.table import keep
-from foretrace.calibration.published import priced_us
-from foretrace.cost_models.kernels.ratios import linear
 from foretrace.platform.device import Device
-from foretrace.platform.platform import Platform
 from foretrace.platform.power import PowerModel
 
-LIMIT, SAMPLE = 0.2, 3000
+LIMIT, SAMPLE = 0.1, 3000
+NEAR = 1.3
+"""Times as many rows that a neighbour has at most."""
+
+
+def gmae(ratio: Floats) -> float:
+    """Geometric mean of the relative error."""
+    return round(float(np.exp(np.log(np.maximum(np.abs(ratio - 1), 1e-3)).mean())), 4)
+
+
+def between_neighbours(table: Sizes) -> float:
+    """How far the joules of rows are off the mean of the next smaller and the next larger one."""
+    layers: defaultdict[tuple[int, int], list[Size]] = defaultdict(list)
+    for size in sorted(table):
+        layers[size[1], size[2]].append(size)
+    triples = [three for sizes in layers.values() for three in zip(sizes, sizes[1:], sizes[2:])]
+    near = [[np.prod(table[size]) for size in three] for three in triples if three[2][0] <= NEAR * three[0][0]]
+    before, own, after = np.array(near).T
+    return gmae(own / np.sqrt(before * after))
 
 
 def energy(gpu: str) -> dict[str, Any]:
     """Errors of watts and joules."""
     device, table = Device.named(gpu), rows("power_", TABLES[gpu], "0.22.0")
-    keys = list(table)
-    sizes = [keys[place] for place in np.random.default_rng(3).permutation(len(keys))[:SAMPLE].tolist()]
-    measured_us, measured_w = np.array([table[size] for size in sizes]).T
-    us = priced_us([linear(*size) for size in sizes], Platform.named(gpu))
-    model = PowerModel.of(device)
+    sizes, model = split(table, SAMPLE)[1], PowerModel.of(device)
     assert model
-    reached = list(zip(*(each.tolist() for each in shares(sizes, us, device))))
-    watts = np.array([model.watts(*each) for each in reached])
-    longer = us * np.array([model.slower(*each) for each in reached])
-
-    def off(ratio: Any) -> float:
-        return round(float(np.exp(np.log(np.maximum(np.abs(ratio - 1), 1e-3)).mean())), 4)
-
-    joules = off(watts * longer / (measured_w * measured_us))
-    found = {"gpu": gpu, "rows": len(sizes), "watts": off(watts / measured_w), "time": off(longer / measured_us)}
-    return {**found, "joules": joules, "limit": LIMIT, "holds": joules <= LIMIT}
+    measured_us, measured_w = np.array([table[size] for size in sizes]).T
+    us = burst_us(sizes, gpu)
+    watts, longer = sustained(model.draw, model.slowdown, shares(sizes, us, device), us, model.limit_w)
+    joules, neighbours = gmae(watts * longer / (measured_w * measured_us)), between_neighbours(table)
+    found = {"gpu": gpu, "rows": len(sizes), "watts": gmae(watts / measured_w), "time": gmae(longer / measured_us)}
+    limit = max(LIMIT, neighbours)
+    return {**found, "joules": joules, "neighbours": neighbours, "limit": limit, "holds": joules <= limit}
 
 
 def main() -> int:

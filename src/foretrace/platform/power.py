@@ -1,11 +1,14 @@
-"""What a GPU draws: watts at rest, and more by the share of its peak rate and of its bandwidth that is reached.
+"""What a GPU draws: watts at rest, and more by the shares that are reached of its peak rate and of its bandwidth.
+
+Bytes that come from the cache take less than those from memory, SMs that are busy more than idle ones; arithmetic takes
+more than in proportion to its rate, since a GPU that is asked for much of it raises its voltage with its clock.
 
 A draw above the power limit does not last: within a second the clock falls until the limit is kept.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TypeVar
@@ -23,7 +26,7 @@ SHARPNESS = 8.0
 """How closely the draw follows what is asked for until it meets the limit."""
 MEASURED_SPREAD, SCALED_SPREAD = 0.15, 0.25
 """Standard deviation of the logarithm of the draw: of a GPU whose draw was measured, and of another one."""
-Watts = TypeVar("Watts", float, NDArray[np.float64])
+Numbers = TypeVar("Numbers", float, NDArray[np.float64])
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,22 @@ class Draw:
     """More at the peak rate of its arithmetic."""
     memory_w: Positive
     """More at the full bandwidth of its memory."""
+    cache_w: Positive
+    """More for as many bytes a second from its cache."""
+    active_w: float
+    """More while all SMs are busy, whatever they do."""
+    bend: Positive
+    """Exponent of the share of the peak rate."""
+
+    def above_rest(self, rate: Numbers, bandwidth: Numbers, cached: Numbers, busy: Numbers) -> Numbers:
+        """Watts more than at rest, by shares of the peak rate, of the bandwidth from memory and from cache, of SMs."""
+        arithmetic: Numbers = self.full_w * rate**self.bend
+        return arithmetic + self.memory_w * bandwidth + self.cache_w * cached + self.active_w * busy
+
+    def scaled(self, factor: float) -> Draw:
+        """The draw of a GPU of so many times the power."""
+        watts = {name: factor * value for name, value in asdict(self).items() if name.endswith("_w")}
+        return replace(self, **watts)
 
 
 @dataclass(frozen=True)
@@ -78,34 +97,33 @@ class PowerModel:
         constants = PowerConstants.shipped()
         own = constants.known.get(device.name)
         if own is None:
-            shares = [
-                (each.rest_w / watts, each.full_w / watts, each.memory_w / watts)
-                for name, each in constants.known.items()
-                if (watts := Device.named(name).power_w)
-            ]
-            own = Draw(*(own_limit * sum(column) / len(column) for column in zip(*shares)))
+            limits = {name: Device.named(name).power_w or own_limit for name in constants.known}
+            alike = [asdict(draw.scaled(own_limit / limits[name])) for name, draw in constants.known.items()]
+            own = Draw(**{name: sum(each[name] for each in alike) / len(alike) for name in alike[0]})
         spread = MEASURED_SPREAD if device.name in constants.known else SCALED_SPREAD
         return cls(own, device.power_limit_w or own_limit, constants.slowdown, spread)
 
-    def slower(self, rate: float, bandwidth: float) -> float:
-        """How many times as long sustained work takes that reaches these shares of the peaks in a burst."""
-        asked = self.draw.full_w * rate + self.draw.memory_w * bandwidth
+    def slower(self, above_w: float) -> float:
+        """How many times as long sustained work takes that would draw so much more than at rest, in a burst."""
         room = max(self.limit_w - self.draw.rest_w, 0.05 * self.limit_w)
-        return float(max(1.0, asked / room) ** self.slowdown)
+        return float(max(1.0, above_w / room) ** self.slowdown)
 
-    def watts(self, rate: float, bandwidth: float) -> float:
+    def drawn(self, above_w: float) -> float:
+        """The draw of sustained work that would draw so much more than at rest."""
+        return capped(self.draw.rest_w + above_w, self.limit_w)
+
+    def watts(self, rate: float, bandwidth: float, cached: float = 0.0, busy: float = 1.0) -> float:
         """The draw of sustained work that reaches these shares of the peaks."""
-        asked = self.draw.rest_w + self.draw.full_w * rate + self.draw.memory_w * bandwidth
-        return capped(asked, self.limit_w)
+        return self.drawn(self.draw.above_rest(rate, bandwidth, cached, busy))
 
 
-def capped(watts: Watts, limit_w: float) -> Watts:
+def capped(watts: Numbers, limit_w: float) -> Numbers:
     """What is drawn of what is asked for, within a limit.
 
     >>> round(capped(100.0, 700.0)), round(capped(900.0, 700.0))
     (100, 683)
     """
-    limited: Watts = (watts**-SHARPNESS + (0.99 * limit_w) ** -SHARPNESS) ** (-1 / SHARPNESS)
+    limited: Numbers = (watts**-SHARPNESS + (0.99 * limit_w) ** -SHARPNESS) ** (-1 / SHARPNESS)
     return limited
 
 

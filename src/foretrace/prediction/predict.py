@@ -172,8 +172,9 @@ def predict_on_platform(
     report.step_ms_back_to_back = back_to_back_ms(
         ranks, done.matches, done.transfers.typical, platform.device, overrides.slow_host
     )
-    add_rates(report, [totals(rank.dispatched.calls, rank.step, platform.device) for rank in ranks])
-    add_power(report, platform.device)
+    done_by_rank = [totals(rank.dispatched.calls, rank.step, platform.device) for rank in ranks]
+    add_rates(report, done_by_rank)
+    add_power(report, done_by_rank, platform.device)
     rank_notes = merge_rank_notes({rank.graph.rank: rank.notes for rank in ranks})
     report.notes = _job_notes(
         job,

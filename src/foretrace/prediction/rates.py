@@ -33,13 +33,20 @@ class Totals:
     """What the arithmetic would take at the device's peak rates."""
     nbytes: float = 0.0
     """The fewest that must be moved."""
+    above_rest: float = 0.0
+    """Watts that the device would draw beyond those at rest, times microseconds; 0 where its draw is unknown."""
 
 
 def totals(calls: Graph, step: PricedStep, device: Device) -> Totals | None:
     """Arithmetic and bytes of a step; None where its source does not tell shapes."""
-    found, known = Totals(), False
-    for _, work, counts in works(calls, sorted(set(step.work.call.tolist())), device):
+    found, known, model = Totals(), False, PowerModel.of(device)
+    us = np.bincount(step.work.call, step.work.typical, len(calls.ops))
+    for row, work, counts in works(calls, sorted(set(step.work.call.tolist())), device):
         known = True
+        if model and us[row] > 0:
+            rate = work.flops / device.peak(work.rate) / 1e6 / us[row] if counts else 0.0
+            bandwidth = min(1.0, work.bytes / 1e3 / us[row] / device.memory_gbps)
+            found.above_rest += us[row] * model.draw.above_rest(min(1.0, rate), bandwidth, 0.0, 1.0)
         found.nbytes += work.bytes
         if counts:
             found.flops += work.flops
@@ -59,14 +66,14 @@ def add_rates(report: StepReport, each: Sequence[Totals | None]) -> None:
     report.gbps = report.gigabytes / report.device_active_ms * 1e3 if report.device_active_ms else None
 
 
-def add_power(report: StepReport, device: Device) -> None:
+def add_power(report: StepReport, each: Sequence[Totals | None], device: Device) -> None:
     """Add the draw of a GPU, and the energy of a step, to a report that has its rates; nothing where it has none."""
-    model = PowerModel.of(device)
-    if model is None or report.mfu is None or report.gigabytes is None or not report.step_ms:
+    model, done = PowerModel.of(device), [one for one in each if one is not None]
+    if model is None or report.mfu is None or not done or not report.step_ms:
         return
-    bandwidth = report.gigabytes / report.step_ms * 1e3 / device.memory_gbps
-    report.power_w = model.watts(report.mfu, bandwidth)
-    longer = report.device_active_ms * (model.slower(report.mfu, bandwidth) - 1)
+    above_w = sum(one.above_rest for one in done) / len(done) / (1e3 * report.step_ms)
+    report.power_w = model.drawn(above_w)
+    longer = report.device_active_ms * (model.slower(above_w) - 1)
     report.sustained_ms = report.step_ms + longer
     report.energy_j = report.power_w * report.sustained_ms / 1e3 * report.world
     off = np.exp(SIGMAS_TO_P90 * model.spread)
