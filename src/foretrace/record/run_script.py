@@ -32,6 +32,8 @@ OURS_AND_TORCHS = tuple(f"{Path(str(module.__file__)).parent}{os.sep}" for modul
 PYTHONS = f"{Path(str(contextlib.__file__)).parent}{os.sep}"
 REFUSALS = (errno.EACCES, errno.EPERM)
 """Errors of code in C that the kernel keeps from writing a file or connecting."""
+REFUSED_TEXTS = ("Permission denied", "Operation not permitted", "unable to open database")
+"""Parts of errors of libraries in C that were kept from it."""
 SUBCLASSED = "tensor subclasses"
 """Part of PyTorch's error where the values of a fake tensor are read."""
 NEEDS_GPU = (
@@ -188,6 +190,8 @@ def _is_refused(error: BaseException | None) -> bool:
     while error is not None:
         if isinstance(error, RefusedError) or getattr(error, "errno", None) in REFUSALS:
             return True
+        if any(part in str(error) for part in REFUSED_TEXTS):
+            return True
         error = error.__cause__ or error.__context__
     return False
 
@@ -246,7 +250,7 @@ def advice_on(error: BaseException, script: Script | Path) -> str:
             "It is one rank of several: `foretrace predict` finds it a group with --world N. Or record a real run: "
             f"foretrace record --out DIR -- torchrun --nproc-per-node N {script}"
         )
-    if isinstance(error, OSError) and error.errno in REFUSALS:
+    if _is_refused(error):
         return f"A sketch does nothing outside of its process: leave that out of the step. Or {record}"
     if isinstance(error, OSError) and error.filename is None and any(part in str(error) for part in UNLOADABLE):
         return f"A library that it imports can't be loaded here: check that it was built for this PyTorch. Or {record}"

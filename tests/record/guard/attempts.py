@@ -48,6 +48,16 @@ FILES = {
     "mmap": "with open(here / 'data.bin', 'r+b') as f: mmap.mmap(f.fileno(), 0)[:1] = b'x'",
     "sqlite": "with sqlite3.connect(here / 'new.db') as db: db.execute('create table a (b)')",
     "shelve": "shelve.open(str(here / 'new'))['a'] = 1",
+    "posix": "import posix; posix.unlink(str(here / 'keep.txt'))",
+    "bz2": "bz2.open(here / 'new.bz2', 'wb').write(b'x')",
+    "code_that_was_written": "(here / 'm.py').write_text('a = 1'); py_compile.compile(here / 'm.py')",
+    "c_open": "assert ctypes.CDLL(None).open(bytes(here / 'new'), 0o101, 0o644) == -1",
+    "c_chmod": "ctypes.CDLL(None).chmod(bytes(here / 'keep.txt'), 0o777)",
+    "c_unlink": "ctypes.CDLL(None)['unlink'](bytes(here / 'keep.txt'))",
+    "a_signal": "signal.signal(signal.SIGALRM, lambda *_: (here / 'new').touch())\n"
+    "signal.setitimer(signal.ITIMER_REAL, 0.01); time.sleep(0.1)",
+    "a_finalizer": "weakref.finalize(threading.Event(), (here / 'new').touch)",
+    "at_exit": "atexit.register((here / 'new').touch)",
     "a_thread": "t = threading.Thread(target=(here / 'new').write_text, args=('x',)); t.start(); t.join()",
 }
 SAVERS = {
@@ -60,6 +70,10 @@ SAVERS = {
     "log.warning('x')",
     "rotating_handler": "log = logging.getLogger(str(here))\n"
     "log.addHandler(logging.handlers.RotatingFileHandler(here / 'new.log'))\nlog.warning('x')",
+    "execution_trace": "torch.profiler.ExecutionTraceObserver().register_callback(str(here / 'new'))",
+    "memory_snapshot": "torch.cuda.memory._record_memory_history()\n"
+    "torch.cuda.memory._dump_snapshot(str(here / 'new'))",
+    "file_store": "torch.distributed.FileStore(str(here / 'new'), 1).set('a', 'b')",
     "summary_writer": "writer = Writer(here / 'runs'); writer.add_scalar('loss', 1); writer.close()",
 }
 NETWORK = {
@@ -72,6 +86,9 @@ NETWORK = {
     "urlretrieve": "urllib.request.urlretrieve(f'http://127.0.0.1:{PORT}/', here / 'new')",
     "http": "c = http.client.HTTPConnection('127.0.0.1', PORT); c.request('POST', '/', b'x'); c.getresponse().read()",
     "server": "http.server.HTTPServer(('127.0.0.1', 0), http.server.BaseHTTPRequestHandler).serve_forever()",
+    "mail": "with smtplib.SMTP('127.0.0.1', PORT) as server: server.sendmail('a@b', 'c@d', 'x')",
+    "store": "torch.distributed.TCPStore('127.0.0.1', PORT, 2, False)",
+    "c_connect": "ctypes.CDLL(None).connect(3, b'', 0)",
     "log_to_a_server": "logging.handlers.SocketHandler('127.0.0.1', PORT).emit(logging.makeLogRecord({}))",
 }
 PROCESSES = {
@@ -80,6 +97,9 @@ PROCESSES = {
     "check_output": "assert subprocess.check_output(['touch', here / 'new']) == b''",
     "system": "assert os.system(f'touch {here}/new') == 0",
     "os_popen": "os.popen(f'touch {here}/new').read()",
+    "c_system": "ctypes.CDLL(None).system(f'touch {here}/new'.encode())",
+    "c_fork": "assert ctypes.CDLL(None).fork() == -1",
+    "system_log": "syslog.syslog('x')",
     "fork": "pid = os.fork()\nif not pid: open(here / 'new', 'w'); os._exit(0)\nos.waitpid(pid, 0)",
     "spawn": "os.spawnlp(os.P_WAIT, 'touch', 'touch', str(here / 'new'))",
     "posix_spawn": "os.posix_spawnp('touch', ['touch', str(here / 'new')], os.environ)",
@@ -92,13 +112,16 @@ PROCESSES = {
     "torch_spawn": "torch.multiprocessing.spawn(print, nprocs=2)",
     "loader_workers": "assert len(list(torch.utils.data.DataLoader(range(4), num_workers=2))) == 4",
     "kill": "os.kill(VICTIM, 9)",
+    "c_kill": "ctypes.CDLL(None).kill(VICTIM, 9)",
+    "priority": "os.setpriority(os.PRIO_PROCESS, VICTIM, 19)",
     "kill_group": "os.killpg(VICTIM, 9)",
 }
 ATTEMPTS = {**FILES, **SAVERS, **NETWORK, **PROCESSES}
 
 IMPORTS = """
-import csv, gzip, http.client, http.server, io, json, logging, logging.handlers, mmap, multiprocessing, os, pickle
-import shelve, shutil, socket, sqlite3, subprocess, tarfile, threading, urllib.request, zipfile
+import atexit, bz2, csv, ctypes, gzip, http.client, http.server, io, json, logging, logging.handlers, mmap
+import multiprocessing, os, pickle, py_compile, shelve, shutil, signal, smtplib, socket, sqlite3, subprocess, syslog
+import tarfile, threading, time, urllib.request, weakref, zipfile
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from queue import Queue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import posix
@@ -213,7 +214,7 @@ assert queue.get() == 1 and value.value == 3 and event.wait(1)
 
 def test_what_slips_past_the_stand_ins_is_refused_and_its_statement_skipped(tmp_path: Path) -> None:
     (tmp_path / "keep.txt").write_text("precious")
-    graph = sketched(tmp_path, f"import posix\nposix.remove({str(tmp_path / 'keep.txt')!r})\nafter = 1")
+    graph = sketched(tmp_path, f"import posix\nposix.remove.__wrapped__({str(tmp_path / 'keep.txt')!r})\nafter = 1")
     assert (tmp_path / "keep.txt").exists()
     assert "keep.txt (train.py:3)" in graph.notes[0]
     assert graph.notes[1].startswith(
@@ -225,8 +226,33 @@ def test_what_slips_past_the_stand_ins_is_refused_and_its_statement_skipped(tmp_
 @pytest.mark.skipif(not version(), reason="this kernel has no Landlock")
 def test_what_c_code_writes_is_stopped_by_the_kernel(tmp_path: Path) -> None:
     new = tmp_path / "new"
-    graph = sketched(tmp_path, f"import ctypes\nassert ctypes.CDLL(None).creat({str(new).encode()!r}, 0o644) == -1")
+    declared = "ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_int)(('creat', ctypes.CDLL(None)))"
+    graph = sketched(tmp_path, f"import ctypes\nassert {declared}({str(new).encode()!r}, 0o644) == -1")
     assert not new.exists() and [op.name for op in graph.ops] == ["aten::ones", "aten::relu"]
+
+
+def test_a_function_of_c_is_itself_again_afterwards_and_reads_meanwhile(tmp_path: Path) -> None:
+    library = ctypes.CDLL(None)
+    (tmp_path / "keep.txt").write_text("precious")
+    found = []
+
+    def step() -> None:
+        relu()
+        found.append((library.open(bytes(tmp_path / "keep.txt"), 0), library.unlink(bytes(tmp_path / "keep.txt"))))
+
+    notes = sketch(step).notes
+    (opened, removed), *_ = found
+    assert opened > 2 and removed == -1 and (tmp_path / "keep.txt").exists()
+    assert any("call unlink of the C library on" in note for note in notes)
+    assert library.unlink(bytes(tmp_path / "keep.txt")) == 0 and not (tmp_path / "keep.txt").exists()
+
+
+def test_a_library_that_the_kernel_refused_a_file_is_skipped(tmp_path: Path) -> None:
+    text = f"import sqlite3\nsqlite3.connect(':memory:').execute(\"attach '{tmp_path}/new.db' as other\")"
+    assert sketched(tmp_path, text).notes == [
+        f"skipped while sketching: train.py:3 (OperationalError: unable to open database: {tmp_path}/new.db)"
+    ]
+    assert not (tmp_path / "new.db").exists()
 
 
 def test_a_statement_that_fails_on_a_stand_ins_answer_is_skipped(tmp_path: Path) -> None:
@@ -358,9 +384,11 @@ def test_workers_of_a_loader_are_left_out_for_the_sketch_alone() -> None:
 
 
 def test_a_step_that_needs_what_is_refused_is_refused_in_one_line(tmp_path: Path) -> None:
+    remove = posix.remove  # as it is before the sketch
+
     def step() -> None:
         relu()
-        posix.remove(tmp_path / "keep.txt")
+        remove(tmp_path / "keep.txt")
 
     (tmp_path / "keep.txt").write_text("precious")
     with pytest.raises(ForetraceError, match=r"can't be sketched: not done while sketching: delete .*keep\.txt"):

@@ -41,7 +41,7 @@ def found(path: PathLike) -> str:
 # Opening files.
 
 
-@stands_in_for("builtins:open", "io:open", "io:FileIO", "tarfile:bltn_open")
+@stands_in_for("builtins:open", "io:open", "io:FileIO", "tarfile:bltn_open", "bz2:_builtin_open")
 def _open(original: Any, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
     if isinstance(file, int) or not isinstance(mode, str):
         return original(file, mode, *args, **kwargs)
@@ -56,6 +56,11 @@ def _open(original: Any, file: Any, mode: str = "r", *args: Any, **kwargs: Any) 
         return original(file, mode, *args, **kwargs)
     with trusted():
         return _named(original(place, mode, *args, **kwargs), file)
+
+
+@stands_in_for("io:open_code")
+def _open_code(original: Any, path: str) -> Any:
+    return original(found(path))
 
 
 def _named(opened: Any, name: Any) -> Any:

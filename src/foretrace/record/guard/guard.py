@@ -32,7 +32,9 @@ REPLACED: dict[str, list[tuple[str, Any]]] = {}
 """For each module, the attributes that have another value while a guard is active."""
 UNIMPORTABLE: dict[str, str] = {}
 """Modules that have side effects when they are imported, and which."""
-STAND_IN_MODULES = ("files", "network", "processes", "savers")
+STAND_IN_MODULES = ("files", "network", "processes", "savers", "c_functions")
+SAME_MODULES = {"os": "posix", "io": "_io"}
+"""Modules in C that have the same functions by other names."""
 
 
 class RefusedError(PermissionError):
@@ -45,7 +47,8 @@ def stands_in_for(*names: str) -> Callable[[StandIn], StandIn]:
     def register(stand_in: StandIn) -> StandIn:
         for name in names:
             module, _, attribute = name.partition(":")
-            STAND_INS.setdefault(module, []).append((attribute, stand_in))
+            for each in filter(None, (module, SAME_MODULES.get(module))):
+                STAND_INS.setdefault(each, []).append((attribute, stand_in))
         return stand_in
 
     return register

@@ -8,6 +8,7 @@ import itertools
 import os
 import signal
 import subprocess
+import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -25,7 +26,7 @@ from foretrace.record.guard.guard import (
     stands_in_for,
     trusted,
 )
-from foretrace.record.guard.side_effects import shown
+from foretrace.record.guard.side_effects import is_users, shown
 
 WAIT_S = 2.0
 """How long a script waits for another process, before it gets an error."""
@@ -60,6 +61,9 @@ def _communicate(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 stands_in_for("os:system")(does_nothing("run {}", 0, 0))
+stands_in_for("syslog:syslog")(does_nothing("write to the system's log"))
+stands_in_for("os:setpriority")(does_nothing("set the priority of process {}", 1))
+stands_in_for("resource:prlimit")(does_nothing("set limits of process {}", 0, (-1, -1)))
 stands_in_for(*(f"os:{name}" for name in EXECS))(does_nothing("become the program {}", 0))
 stands_in_for("os:fork")(does_nothing("fork", gives=lambda: next(_pids)))
 stands_in_for("os:posix_spawn", "os:posix_spawnp")(does_nothing("run {}", 1, lambda: next(_pids)))
@@ -95,6 +99,16 @@ def _signal(original: Any, process: int, number: int, *args: Any) -> Any:
     name = getattr(number, "name", number)
     note(f"send {name} to process {{}}", "itself" if process == os.getpid() else process)
     return None
+
+
+stands_in_for("os:closerange")(lambda original, *_: None)  # the sketch needs its own files
+
+
+@stands_in_for("atexit:register")
+def _at_exit(original: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+    if is_users(sys._getframe(2).f_code.co_filename):
+        note("call {} at exit", getattr(function, "__name__", type(function).__name__), seen=True)
+    return original(function, *args, **kwargs)
 
 
 @stands_in_for("os:_exit", "os:abort")

@@ -128,7 +128,8 @@ for _stand_in, *_names in (
     (_saves("write a profile to {}", 1, "path"), "torch.profiler.profiler:_KinetoProfile.export_chrome_trace",
      "torch.autograd.profiler:profile.export_chrome_trace"),
     (_saves("save safetensors to {}", 1, "filename"), "safetensors.torch:save_file", "safetensors.torch:save_model",
-     "safetensors.numpy:save_file"),
+     "safetensors.numpy:save_file", "safetensors:serialize_file"),
+    (_saves("write a snapshot of memory to {}", 0, "filename"), "torch.cuda.memory:_dump_snapshot"),
     (_saves("save_pretrained to {}", 1, "save_directory"), "diffusers.models.modeling_utils:ModelMixin.save_pretrained",
      "transformers.modeling_utils:PreTrainedModel.save_pretrained"),
     (_saves("write {}", 1, "path"), "pandas.core.frame:DataFrame.to_parquet"),
@@ -147,6 +148,15 @@ for _checkpoint in ("torch.distributed.checkpoint", "torch.distributed.checkpoin
         does_nothing("save a distributed checkpoint to {}", "checkpoint_id")
     )
 stands_in_for("torch:Tensor.share_memory_", "torch:UntypedStorage.share_memory_")(lambda original, self, *_: self)
+
+
+stands_in_for("torch.cuda.memory:_record_memory_history")(lambda original, *_, **__: None)
+
+
+@stands_in_for("torch.profiler.profiler:ExecutionTraceObserver.register_callback")
+def _trace_execution(original: Any, self: Any, output_file_path: Any) -> Any:
+    note("write an execution trace to {}", shown(output_file_path))
+    return self
 
 
 @stands_in_for("_sqlite3:connect", "sqlite3:connect", "sqlite3.dbapi2:connect")

@@ -81,14 +81,14 @@ def script_line() -> str:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if _is_users(name):
+        if is_users(name):
             return f"{Path(name).name}:{frame.f_lineno}"
         frame = frame.f_back
     return STARTED_AT.get(current_thread(), "")  # type: ignore[arg-type]
 
 
 @cache
-def _is_users(file: str) -> bool:
+def is_users(file: str) -> bool:
     """Whether a file is the user's own code; asked for every call of a step."""
     return not file.startswith(("<", OURS, *PYTHONS)) and not any(part in file for part in INSTALLED)
 
