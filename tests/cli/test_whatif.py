@@ -114,6 +114,13 @@ def test_a_limit_that_holds_nothing_is_refused(foretrace, script, memory):
     assert ran.code == 2 and "no point fits in" in ran.err
 
 
+def test_a_sweep_without_a_point_fails_and_says_why(foretrace, script):
+    ran = foretrace("sweep", script, "--set", "batch=0.5")
+    assert ran.code == 2
+    ran = foretrace("sweep", script, "--set", "tensor=7", "--world", "7")
+    assert ran.code == 2 and "no point can be made" in ran.out and "Left out: 1 point" in ran.out
+
+
 def test_another_batch_is_judged_by_the_sample(foretrace, script):
     ran = foretrace("whatif", script, "--set", "batch=512")
     assert ran.code == 0 and "of 32 → 512 samples" in " ".join(ran.out.split())

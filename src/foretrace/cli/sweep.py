@@ -81,6 +81,8 @@ def sweep(
     from foretrace.report import show
 
     show(found, json, html, top)
+    if all(point.error for point in found.points):
+        raise typer.Exit(2)
 
 
 def platforms(text: str) -> list[str]:
