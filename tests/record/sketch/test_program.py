@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from foretrace.graph import ForetraceError, Graph, Tensor
+from foretrace.graph.graph import cautions
 from foretrace.record.sketch.program import sketch_program
 from tests.narrowing import instance
 
@@ -142,3 +143,21 @@ def test_an_optimizer_that_is_called_for_each_group_of_weights_ends_the_step_wit
     graph = sketch_program(in_parts)
     assert names(graph).count("aten::addmm") == 1
     assert names(graph).count("aten::addcdiv_") == 2, "the weight's and the bias's"
+
+
+def test_a_program_may_act_on_arrays_of_unknown_values_and_the_headline_says_so() -> None:
+    def train() -> None:
+        weight = torch.nn.Parameter(torch.randn(4, 4))
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        for _ in range(100):
+            acted = torch.randn(8, 4).argmax(1).numpy()
+            loss = (weight[torch.from_numpy(acted)] @ weight).sum()
+            loss.backward()
+            assert weight.detach().numpy().shape == (4, 4) and acted.tolist() == [1] * 8
+            optimizer.step()
+
+    graph = sketch_program(train)
+    assert "aten::mm" in [op.name for op in graph.ops]
+    (caution,) = cautions(graph.notes)
+    assert "1 for an integer, perhaps a size" in caution
+    assert "1 for each number of an array, which may decide something (test_program.py:" in caution

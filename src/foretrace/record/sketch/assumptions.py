@@ -37,6 +37,7 @@ MAX_PLACES = 4
 """Lines that a note names, before the rest are counted."""
 FLAG, INTEGER = "False for a flag", "1 for an integer, perhaps a size"
 NUMBER, COMPARED = "1 for a number", "1 for a number that is compared"
+ARRAY = "1 for each number of an array, which may decide something"
 PASSED = "PyTorch's own checks of values pass"
 BUILDING, WARM_UP, STEP = "building", "warm-up", "step"
 
@@ -70,13 +71,13 @@ class Assumptions:
         """Whether the step itself is sketched, and not its warm-up."""
         return self._stage == STEP
 
-    def unknown(self, dtype: torch.dtype, calls: int) -> bool | int | float:
+    def unknown(self, dtype: torch.dtype, calls: int, number: str = NUMBER) -> bool | int | float:
         """What is assumed for a value that is read: False for a flag, otherwise 1."""
         reader, line = _reader()
         self._bound(line, calls)
         if dtype.is_floating_point or dtype.is_complex:
             self.numbers += 1
-            self._note(NUMBER, line)
+            self._note(number, line)
             return 1.0
         if not reader.startswith(DATA):
             self._note(FLAG if dtype == torch.bool else INTEGER, line)
@@ -98,9 +99,9 @@ class Assumptions:
 
     def notes(self) -> list[str]:
         """What to tell the reader."""
-        built = self._read_at(BUILDING, FLAG, INTEGER, COMPARED, NUMBER, CHECKED)
+        built = self._read_at(BUILDING, FLAG, INTEGER, COMPARED, NUMBER, ARRAY, CHECKED)
         notes = [f"assumed while the model was built: {_listed(built)}"] if built else []
-        if decisive := self._read_at(STEP, FLAG, INTEGER, COMPARED, CHECKED):
+        if decisive := self._read_at(STEP, FLAG, INTEGER, COMPARED, ARRAY, CHECKED):
             notes.append(f"assumed in the step, and decisive: {_listed(decisive)}")
         for lines in self._read_at(STEP, NUMBER).values():
             count = sum(lines.values())

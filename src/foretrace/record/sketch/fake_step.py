@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -23,10 +24,10 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from foretrace.graph import ForetraceError, Op
 from foretrace.record.guard.guard import is_elsewhere
 from foretrace.record.guard.side_effects import script_line
-from foretrace.record.sketch.assumptions import Assumptions
+from foretrace.record.sketch.assumptions import ARRAY, Assumptions
 from foretrace.record.sketch.cuda_api import gpu_is_visible
 from foretrace.record.sketch.packed_sequences import packed
-from foretrace.record.sketch.values import EVEN, UNKNOWN, Values
+from foretrace.record.sketch.values import EVEN, MAX_INTEGERS, UNKNOWN, Values
 from foretrace.record.sketch.view_replays import ViewReplays
 from foretrace.record.watch.tensors import DeviceName
 from foretrace.record.watch.watch import Watch, desugars
@@ -44,6 +45,8 @@ class FakeStepMode(FakeTensorMode):
         super().__init__(allow_non_fake_inputs=True)
         self.values = Values()
         self.assumptions = Assumptions()
+        self.assumes_arrays = False
+        """Whether unknown tensors may become arrays: in programs, which log, save and act on them."""
         self.calls = 0
         """How many calls were made so far."""
         self._depth = 0
@@ -153,6 +156,12 @@ class FakeStepMode(FakeTensorMode):
         """``Tensor.numpy``, of tensors with values; a single number may be assumed, as a loss that is logged."""
         readable = not fake.requires_grad and not fake.is_cuda
         known = self.values.of(fake) if readable else None
+        if known is None and readable and self.assumes_arrays and fake.numel() != 1:
+            value = self.assumptions.unknown(fake.dtype, self.calls, ARRAY)
+            with _disable_current_modes(), torch._C.DisableTorchFunction():
+                one = torch.full((), value, dtype=fake.dtype).numpy(**options)
+            every = np.broadcast_to(one, fake.shape)
+            return every.copy() if every.size <= MAX_INTEGERS else every
         if known is None and not (readable and fake.numel() == 1 and fake.is_floating_point()):
             return torch.Tensor.numpy(fake, **options)
         value = self.tolist(fake)

@@ -53,6 +53,7 @@ def sketch_program(
     """
     with pretending(device, world, 0) as pretence, ExitStack() as stack:
         pretence.compiled.wants_programs = programs
+        pretence.fake_step.assumes_arrays = True
         steps = FirstSteps(pretence)
         stack.callback(steps.close)
         stack.enter_context(before(torch.optim.Optimizer, "__init__", steps.made))

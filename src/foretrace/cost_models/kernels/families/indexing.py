@@ -34,6 +34,7 @@ ELEMENTS = ("aten::gather", "aten::scatter_add_", "aten::scatter_add", "aten::sc
             "aten::gather_backward", "aten::scatter_reduce_", "aten::scatter_reduce", "aten::take_along_dim",
             "aten::masked_scatter", "aten::take")  # fmt: skip
 INTEGERS = ("int64", "int32", "bool", "uint8")
+MASKS = ("bool", "uint8")
 SECTOR = 32
 SERIAL_ROUND_TRIPS = 0.4
 """Memory round trips per element that is accumulated serially."""
@@ -58,8 +59,9 @@ class Indexing(Family):
     def describe(self, op: Op, context: CallContext) -> Description:
         """How much is selected, the length of its rows, and how often indices repeat."""
         tensors = tensors_of(op)
-        table = tensors[0]
-        listed = op.args[1] if len(op.args) > 1 and isinstance(op.args[1], (list, tuple)) else ()
+        given = op.args[1] if len(op.args) > 1 and isinstance(op.args[1], (list, tuple)) else ()
+        table, listed = _merged(tensors[0], given)
+        tensors = [table, *tensors[1:]]
         ids = _ids(op, tensors, listed)
         named = max((t.numel for t in ids), default=1)
         picked = _picked(op, tensors, ids, listed, named)
@@ -95,6 +97,20 @@ class Indexing(Family):
             return Case(_triangle(draw))
         op, count = draw.weighted(_KINDS)(draw)
         return Case(op, ids=id_distribution(draw, count) if draw.chance(0.5) else Ids(count))
+
+
+def _merged(table: Tensor, listed: Sequence[object]) -> tuple[Tensor, Sequence[object]]:
+    """The table with the dimensions merged that one mask selects from, and the mask as one of a single dimension."""
+    if not any(isinstance(one, Tensor) and one.dtype in MASKS and len(one.shape) > 1 for one in listed):
+        return table, listed
+    shape, strides, kept = list(table.shape), list(strides_of(table)), []
+    for place, one in enumerate(listed):
+        if isinstance(one, Tensor) and one.dtype in MASKS and one.shape and len(shape) >= place + len(one.shape):
+            end = place + len(one.shape)
+            shape[place:end], strides[place:end] = [math.prod(shape[place:end])], strides[end - 1 : end]
+            one = Tensor((one.numel,), one.dtype)
+        kept.append(one)
+    return Tensor(tuple(shape), table.dtype, stride=tuple(strides)), kept
 
 
 def _ids(op: Op, tensors: list[Tensor], listed: Sequence[object]) -> list[Tensor]:
