@@ -23,7 +23,7 @@ from foretrace.analysis.measure import measure_step
 from foretrace.analysis.report import QueueDepth, TimeRow
 from foretrace.graph import Graph
 from foretrace.graph.tables import ANNOTATION, NODE
-from tests.analysis.builders import Call, Orphan, all_reduce, job, launch, rank
+from tests.analysis.builders import Call, Orphan, all_reduce, job, launch, rank, sync
 
 
 def named(rows: list[TimeRow], name: str) -> TimeRow:
@@ -156,3 +156,9 @@ def test_kernels_that_a_step_mark_alone_is_around_belong_to_no_op() -> None:
     )  # fmt: skip
     rows = {row.name: row.device_ms for row in measure_step(job(graph)).by_op}
     assert rows["(no op)"] == pytest.approx(0.04) and "ProfilerStep#4" not in rows
+
+
+def test_host_time_of_an_op_is_without_its_waits_for_the_device() -> None:
+    graph = rank(Call("aten::item", 0, 100), launch(5, 10, (20, 90)), sync(12, 92))
+    (row,) = by_op([graph], [host_segments(graph)])
+    assert row.host_ms == pytest.approx(0.02) and row.device_ms == pytest.approx(0.07)

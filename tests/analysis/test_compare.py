@@ -72,6 +72,12 @@ def test_waits_are_told_from_transfers_and_hidden_from_exposed_communication() -
     assert behind["hidden"] == approx((0.0, 0.5)) and behind["exposed wait"][1] == behind["exposed transfer"][1] == 0
 
 
+def test_of_one_rank_alone_nobody_knows_what_of_its_communication_is_waiting() -> None:
+    alone = measure_step(job(two_ranks(400, 300, False).graphs[0]))
+    changes = {row.what: row.ms for row in compare_steps(alone, alone).communication}
+    assert changes == {"exposed wait and transfer": approx((0.7, 0.7)), "hidden": (0, 0)}
+
+
 def test_idle_time_is_compared_by_its_cause() -> None:
     def loading(us: float) -> Graph:
         name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"

@@ -8,8 +8,9 @@ import pytest
 from foretrace.analysis.measure import measure_step
 from foretrace.analysis.report import CollectiveRow, Unprofiled
 from foretrace.formats.load import load_traces
-from foretrace.graph import Graph, Job, Op, OpTable, Span, Timings
-from tests.analysis.builders import Call, all_reduce, job, launch, rank, sync, wait_event
+from foretrace.graph import Collective, Graph, Job, Op, OpTable, Span, Timings
+from foretrace.graph.tables import ANNOTATION
+from tests.analysis.builders import Call, Orphan, all_reduce, job, launch, rank, sync, wait_event
 
 FIELDS = {
     "source", "world", "missing", "step", "steps", "step_ms", "device_active_ms", "device_idle_ms", "kernel_ms",
@@ -137,3 +138,29 @@ def test_kernel_times_add_up_to_what_was_measured(shared: Path, workload: str) -
     folder = shared / "traces/h200" / workload
     measured = json.loads((folder / "measured.json").read_text())
     assert measure_step(load_traces(folder)).by_rank("kernel_ms")[0] == pytest.approx(measured["kernel_ms"], rel=1e-6)
+
+
+def test_what_is_launched_under_a_step_mark_alone_is_no_ops() -> None:
+    mark = Call("ProfilerStep#1", 0, 100, kind=ANNOTATION)
+    graph = rank(
+        mark, Call("aten::mm", 10, 20), launch(12, 14, (15, 25)), launch(50, 52, (55, 85)),
+        steps=[Span("ProfilerStep#1", 0.0, 100.0)],
+    )  # fmt: skip
+    seen = measure_step(graph)
+    assert seen.attributed == pytest.approx(0.25)
+    assert [row.name for row in seen.by_op if row.device_ms] == ["(no op)", "aten::mm"]
+
+
+def test_work_side_by_side_that_was_launched_before_counts_once() -> None:
+    graph = rank(
+        Orphan(0, 10), Orphan(5, 15, stream=8), Call("aten::mm", 10, 20), launch(12, 14, (20, 25)),
+        launch(15, 16, (26, 27), stream=8),
+    )  # fmt: skip
+    assert measure_step(graph).ranks[0].launched_before_ms == pytest.approx(0.015)
+
+
+def test_collectives_of_a_trace_without_times_are_counted_by_kind_and_size() -> None:
+    ops = OpTable.of([Op("c10d::allreduce_"), Op("c10d::allreduce_")])
+    sizes = [Collective("all_reduce", "", nbytes, -1, op) for op, nbytes in enumerate((1024, 1024))]
+    seen = measure_step(Job([Graph(ops, collectives=sizes)]))
+    assert [(row.kind, row.nbytes, row.count) for row in seen.collectives] == [("all_reduce", 1024, 2)]

@@ -5,6 +5,7 @@ import numpy as np
 from foretrace.analysis.collectives import CollectiveTimes, collective_times
 from foretrace.analysis.stragglers import stragglers
 from foretrace.graph import Graph
+from foretrace.graph.tables import COLLECTIVE
 from tests.analysis.builders import Call, Runtime, all_reduce, job, launch, rank
 
 STEPS = range(1, 6)
@@ -55,6 +56,18 @@ def meets_once(begins: float, arrives: float) -> Graph:
 
 def test_a_rank_whose_first_call_is_late_begins_late() -> None:
     assert found(meets_once(0, 10), meets_once(0, 10), meets_once(90, 100)) == [(2, "its step begins late")]
+
+
+def later(graph: Graph, us: float) -> Graph:
+    """The rank with all it does so much later, up to the ends of its collectives."""
+    moved = graph.shifted(us)
+    moved.kernels.end = np.where(moved.kernels.kind == COLLECTIVE, graph.kernels.end, moved.kernels.end)
+    return moved
+
+
+def test_a_rank_that_begins_late_and_is_as_far_behind_at_each_collective_is_not_called_slow() -> None:
+    ranks = [paced(-28, launched=-30), paced(-28, launched=-30), later(paced(-28, launched=-30), 40.0)]
+    assert found(*ranks) == [(2, "its step begins late, and its launches stay behind")]
 
 
 def test_a_rank_that_begins_with_the_others_and_comes_late_is_slow() -> None:

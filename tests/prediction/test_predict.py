@@ -137,6 +137,13 @@ def test_arithmetic_and_bytes_are_held_against_the_device(platform: Any) -> None
     assert forecast.gbps == pytest.approx(12e-3 / (forecast.device_active_ms / 1e3))
 
 
+def test_no_rates_are_given_where_most_of_the_work_is_unknown(platform: Any) -> None:
+    square = Tensor((1000, 1000), "float32", "cuda:0")
+    known = Op("aten::mm", (square, square), outputs=(square,))
+    forecast = predict_on_platform(sketched(known, *[Op("aten::mm")] * 9), platform)
+    assert forecast.mfu is None and forecast.tflops is None and forecast.power_w is None
+
+
 def test_a_step_on_the_cpu_runs_its_kernels_on_the_host(platform: Any) -> None:
     platform.device = device(kind="cpu")
     forecast = predict_on_platform(sketched(*[Op("aten::mm")] * 4), platform)

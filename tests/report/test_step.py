@@ -2,7 +2,16 @@ from __future__ import annotations
 
 import pytest
 
-from foretrace.analysis.report import HotOp, QueueDepth, RankReport, StepReport, Straggler, Unprofiled
+from foretrace.analysis.report import (
+    CollectiveRow,
+    HotOp,
+    QueueDepth,
+    RankReport,
+    StepReport,
+    Straggler,
+    TimeRow,
+    Unprofiled,
+)
 from foretrace.report.terminal import print_report
 from tests.report.samples import measured_rank, measured_step, predicted_job, predicted_rank, predicted_step
 
@@ -200,3 +209,13 @@ def test_ranks_without_devices_have_no_columns_of_devices(job, page):
     job.ranks = [predicted_rank(0, 1.2, **still), predicted_rank(1, 0.0, **still)]
     (head,) = [line.split() for line in shown(job, page).splitlines() if line.startswith("rank  step ms")]
     assert head == ["rank", "step", "ms", "waits", "exposed", "host"]
+
+
+def test_a_trace_without_times_shows_what_is_called_and_no_zeros(page):
+    rows = [TimeRow("aten::mm", 0.0, 0.0, 2, 0.0), TimeRow("aten::view", 0.0, 0.0, 5, 0.0)]
+    collectives = [CollectiveRow("all_reduce", 1 << 20, 3, 0.0, 0.0, 0.0)]
+    report = StepReport(ranks=[RankReport(0), RankReport(1)], world=2, by_op=rows, collectives=collectives)
+    text = shown(report, page)
+    assert "step  unknown" in text and "3 collectives  whose times are unknown" in text
+    assert [line.split() for line in text.splitlines() if "aten::" in line] == [["aten::view", "5"], ["aten::mm", "2"]]
+    assert "all_reduce  1 MiB      3" in text and "Ranks" not in text and " 0 " not in text

@@ -100,7 +100,7 @@ def _op_contributions(graph: Graph, cut: Segments) -> Iterator[_Contribution]:
     yield _Contribution(owner, names, device_us=graph.kernels.end - graph.kernels.start)
     counted = graph.ops.kind == CALL
     counted[graph.kernels.op[graph.kernels.op >= 0]] = True
-    own = np.where(graph.ops.kind == CALL, own_time(graph), 0.0)
+    own = np.where(graph.ops.kind == CALL, own_time(graph) - _waiting_us(graph, cut), 0.0)
     yield _Contribution(shown[counted], names, host_us=own[counted], count=1)
 
 
@@ -109,6 +109,14 @@ def own_time(graph: Graph) -> Floats:
     time = np.nan_to_num(graph.ops.end - graph.ops.start)
     inside = graph.ops.parent >= 0
     return np.asarray(np.maximum(time - np.bincount(graph.ops.parent[inside], time[inside], len(time)), 0.0))
+
+
+def _waiting_us(graph: Graph, cut: Segments) -> Floats:
+    """Microseconds in which each op, and none inside it, waits for the device."""
+    waits = (cut.kind == SYNC) & (cut.call >= 0)
+    op = graph.calls.op[cut.call[waits]]
+    us = np.bincount(op[op >= 0], cut.duration[waits][op >= 0], len(graph.ops))
+    return np.minimum(us, own_time(graph))
 
 
 def _family_contributions(graph: Graph, cut: Segments) -> Iterator[_Contribution]:

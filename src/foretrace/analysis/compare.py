@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from foretrace.analysis.op_matching import Replacement
     from foretrace.analysis.report import Workings
 
+WAIT_AND_TRANSFER = "exposed wait and transfer"
+"""Exposed communication of one rank alone, of which nobody knows when the others arrived."""
 ROUNDING = 1e-9
 """Milliseconds and calls below this are none."""
 Pair = tuple[float, float]
@@ -92,7 +94,8 @@ class StepDifference:
     critical_path: list[PathChange] = field(default_factory=list)
     """By kind of work; the changes add up to that of the critical path, and of a predicted step."""
     communication: list[PathChange] = field(default_factory=list)
-    """Exposed wait, exposed transfer and what is hidden behind other work, the mean over ranks."""
+    """Exposed wait, exposed transfer and what is hidden behind other work, the mean over ranks; of one rank alone, wait
+    and transfer are one."""
     collectives: list[CollectiveChange] = field(default_factory=list)
     idle: list[PathChange] = field(default_factory=list)
     """What devices idle for, by cause, the mean over ranks."""
@@ -175,6 +178,8 @@ def _communication(report: StepReport) -> dict[str, float]:
     wait, exposed, hidden = (
         sum(getattr(one, name) for one in each) / len(each) for name in ("exposed_wait_ms", "exposed_ms", "hidden_ms")
     )
+    if len(each) == 1 and not report.predicted:
+        return {WAIT_AND_TRANSFER: exposed, "hidden": hidden}
     return {"exposed wait": wait, "exposed transfer": exposed - wait, "hidden": hidden}
 
 

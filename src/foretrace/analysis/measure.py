@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 
 from foretrace.analysis.breakdown import (
+    STEP_MARK,
     active_and_idle,
     by_family,
     by_module,
@@ -21,6 +24,7 @@ from foretrace.analysis.dependencies import measured_tasks
 from foretrace.analysis.host_time import Segments, busy_ms, host_overheads, host_segments
 from foretrace.analysis.idle import idle_rows, mean_idle, step_window
 from foretrace.analysis.report import (
+    CollectiveRow,
     QueueDepth,
     RankReport,
     StepReport,
@@ -81,6 +85,8 @@ def measure_step(job: Job | Graph, step: str | None = None) -> StepReport:
     if report.ranks:
         _add_rank_means(report, segments)
     add_collectives(report, collectives)
+    if not any(graph.has_times for graph in graphs):
+        report.collectives = _untimed_collectives(graphs)
     if len(graphs) > 1:
         from foretrace.analysis.stragglers import stragglers  # one rank has none
 
@@ -123,15 +129,15 @@ def _rank_reports(
 
 
 def _launched_before_ms(whole: Graph, kernels: KernelTable) -> float:
-    """Device time in a step's window that was launched before the trace began: without a launch in the trace, and ahead
-    of the first kernel on its stream that has one, since a stream runs its work in the order of launches.
+    """Time of a step in which the device does what was launched before the trace began: without a launch in the trace,
+    and ahead of the first kernel on its stream that has one, since a stream runs its work in the order of launches.
     """
-    us, known = 0.0, whole.kernels.call >= 0
+    known, earlier = whole.kernels.call >= 0, np.zeros(len(kernels), bool)
     for stream in distinct(kernels.stream[kernels.call < 0]).tolist():
         first = whole.kernels.start[known & (whole.kernels.stream == stream)].min(initial=np.inf)
-        ahead = (kernels.stream == stream) & (kernels.call < 0) & (kernels.start < first)
-        us += float((kernels.end - kernels.start)[ahead].sum()) if np.isfinite(first) else 0.0
-    return us / 1e3
+        if np.isfinite(first):
+            earlier |= (kernels.stream == stream) & (kernels.call < 0) & (kernels.start < first)
+    return total(kernels.start[earlier], kernels.end[earlier]) / 1e3
 
 
 def _add_rank_means(report: StepReport, segments: list[Segments]) -> None:
@@ -157,13 +163,19 @@ def _add_rank_means(report: StepReport, segments: list[Segments]) -> None:
 
 
 def _attributed(graphs: list[Graph]) -> float:
-    """Share of the device time launched in the trace that is attributed to an op; of all, where it has no launches."""
+    """Share of the device time launched in the trace that is attributed to an op; of all, where it has no launches.
+
+    A step mark is no op.
+    """
     launched = owned = 0.0
     for graph in graphs:
-        time, known = graph.kernels.end - graph.kernels.start, graph.kernels.call >= 0
+        kernels, ops = graph.kernels, graph.ops
+        time, known = kernels.end - kernels.start, kernels.call >= 0
         known |= not known.any()
+        mark = ops.names.matching(lambda name: name.startswith(STEP_MARK))
+        is_op = np.append(~mark[ops.name], False) if len(ops) else np.zeros(1, bool)
         launched += float(time[known].sum())
-        owned += float(time[known & (graph.kernels.op >= 0)].sum())
+        owned += float(time[known & is_op[kernels.op]].sum())
     return owned / launched if launched else 1.0
 
 
@@ -182,6 +194,13 @@ def _unprofiled(graphs: list[Graph]) -> Unprofiled | None:
         back_to_back_ms=max(back_to_back, default=None),
         peak_memory_bytes=max((g.unprofiled.peak_memory_bytes or 0 for g in graphs), default=0) or None,
     )
+
+
+def _untimed_collectives(graphs: list[Graph]) -> list[CollectiveRow]:
+    """The collectives of traces that have no times, by kind and size: as many as the rank has that calls most."""
+    each = [Counter((one.kind, one.nbytes) for one in graph.collectives) for graph in graphs]
+    most = {key: max(counts[key] for counts in each) for counts in each for key in counts}
+    return [CollectiveRow(kind, nbytes, count, 0.0, 0.0, 0.0) for (kind, nbytes), count in sorted(most.items())]
 
 
 def _without_partners(graphs: list[Graph], collectives: list[CollectiveTimes]) -> list[str]:

@@ -7,22 +7,24 @@ from typing import Any
 
 import numpy as np
 
-from foretrace.analysis.breakdown import kernels_in
+from foretrace.analysis.breakdown import kernel_family, kernels_in
 from foretrace.analysis.host_time import busy_ms, host_segments
 from foretrace.analysis.idle import idle_rows
 from foretrace.analysis.report import bound_by, idle_by_cause, plain
 from foretrace.errors import ForetraceError
-from foretrace.graph import Job
+from foretrace.graph import Graph, Job
 from foretrace.graph.graph import cut_to_step
-from foretrace.graph.tables import median
+from foretrace.graph.tables import COLLECTIVE, KernelTable, median
 from foretrace.simulation.task_graph import total
 
 SLOW = 1.1
 """A step that takes this many times the median is slow."""
 WORTH_NAMING = 0.1
 """Share of what a slow step takes longer, from which on a part of it is named."""
-WORK = "device work"
-"""The part of a step in which its device is active."""
+WORK, EXPOSED = "device work", "exposed communication"
+"""The parts of a step in which its device is active."""
+OTHERS, REST = "others", "the rest"
+"""What is left of a cause, and of all, where each single part is too small to be named."""
 
 
 @dataclass(slots=True)
@@ -40,7 +42,8 @@ class StepRow:
     slow: bool = False
     """Whether it takes more than 1.1 times the median."""
     differs: dict[str, float] = field(default_factory=dict)
-    """Of a slow step, what it has more of than the median step, in milliseconds, the most first."""
+    """Of a slow step, what it has more of than the median step, in milliseconds, the most first; less is negative. All
+    of it adds up to what the step takes longer."""
 
 
 @dataclass
@@ -60,8 +63,8 @@ class StepList:
 def list_steps(job: Job) -> StepList:
     """The steps that all ranks of a job mark, with what differs in the slow ones.
 
-    A step is its device's work and what the device idles for, by cause and name; where a slow one has more of something
-    than the median over all steps, that is what differs.
+    A step is its device's work, by kernel family, exposed communication, and what the device idles for, by cause and
+    name; where a slow one has more of something than the median over all steps, or less, that is what differs.
     """
     names = [span.name for span in job.graphs[0].steps] if job.graphs else []
     names = [name for name in names if all(any(s.name == name for s in graph.steps) for graph in job.graphs)]
@@ -76,10 +79,23 @@ def list_steps(job: Job) -> StepList:
     for row, has in each:
         row.slow = row.ms > SLOW * typical
         if row.slow:
-            more = {part: ms - parts[part] for part, ms in has.items()}
-            least = WORTH_NAMING * (row.ms - typical)
-            row.differs = {part: ms for part, ms in sorted(more.items(), key=lambda one: -one[1]) if ms > least}
+            more = {part: has.get(part, 0.0) - ms for part, ms in parts.items()}
+            row.differs = _named_parts(more, row.ms - typical)
     return StepList(job.source, typical, [row for row, _ in each], list(job.notes))
+
+
+def _named_parts(more: dict[str, float], longer_ms: float) -> dict[str, float]:
+    """What a step takes longer, by parts: those that are large, those of a cause that are large together, the rest."""
+    least = WORTH_NAMING * longer_ms
+    parts = {part: ms for part, ms in more.items() if abs(ms) > least}
+    causes: dict[str, float] = {}
+    for part in more.keys() - parts.keys():
+        cause = part.partition(": ")[0]
+        causes[cause] = causes.get(cause, 0.0) + more[part]
+    parts |= {f"{cause}: {OTHERS}": ms for cause, ms in causes.items() if abs(ms) > least}
+    rest = longer_ms - sum(parts.values())
+    parts |= {REST: rest} if abs(rest) > least else {}
+    return dict(sorted(parts.items(), key=lambda one: -one[1]))
 
 
 def _row(job: Job, name: str) -> tuple[StepRow, dict[str, float]]:
@@ -99,8 +115,26 @@ def _row(job: Job, name: str) -> tuple[StepRow, dict[str, float]]:
             parts[kind] = parts.get(kind, 0.0) + us / 1e3
         return StepRow(name, span.ms, graph.rank, 0.0, 0.0, 0, None), parts
     bound = bound_by(span.ms, span.ms - active, idle_by_cause(idle), busy_ms(segments))
-    parts = {WORK: active}
+    parts = _device_parts(graph, kernels)
     for row in idle:
         label = f"{row.cause}: {row.name}" if row.name else row.cause
         parts[label] = parts.get(label, 0.0) + row.ms
     return StepRow(name, span.ms, graph.rank, active, span.ms - active, len(cut.kernels), bound), parts
+
+
+def _device_parts(graph: Graph, kernels: KernelTable) -> dict[str, float]:
+    """Milliseconds in which a device is active: by kernel family, of kernels side by side the one that began first, and
+    in communication that no other work hides.
+    """
+    work = kernels.rows(kernels.kind != COLLECTIVE)
+    work = work.rows(np.argsort(work.start, kind="stable"))
+    reached = np.maximum.accumulate(np.append(-np.inf, work.end))[:-1]
+    own = np.maximum(work.end - np.maximum(work.start, reached), 0.0)
+    parts: dict[str, float] = {}
+    ops = [*graph.ops.names.items, ""]
+    op = np.append(graph.ops.name, len(ops) - 1)[work.op]
+    for name, number, us in zip(work.name.tolist(), op.tolist(), own.tolist()):
+        label = f"{WORK}: {kernel_family(work.names[name], ops[number])}"
+        parts[label] = parts.get(label, 0.0) + us / 1e3
+    exposed = (total(kernels.start, kernels.end) - float(own.sum())) / 1e3
+    return {**parts, EXPOSED: exposed} if exposed > 0 else parts

@@ -20,6 +20,7 @@ SAME_WORK = 1.02
 """Up to this many times the kernels of the others is the same work."""
 
 LATE_START = "its step begins late"
+STAYS_BEHIND = "its step begins late, and its launches stay behind"
 LATE_LAUNCHES = "slow host: its launches come late"
 LATE_CALLS = "slow host: its calls take longer"
 STALLED = "its device stands still although work is queued"
@@ -83,7 +84,7 @@ def _why(late: int, graphs: list[Graph], collectives: list[CollectiveTimes]) -> 
     if not len(graphs[late].kernels):
         return LATE_CALLS  # its host does the work itself
     spent = [np.stack(_spent(graph)) for graph in graphs]
-    own, others, behind = np.zeros(4), np.zeros(4), 0.0
+    own, others, behind, late_for = np.zeros(4), np.zeros(4), 0.0, 0
     for group in shared:
         column = group.members.index(late)
         rows = np.flatnonzero((group.last_member == column) & (group.kernel >= 0).all(axis=1))
@@ -92,9 +93,12 @@ def _why(late: int, graphs: list[Graph], collectives: list[CollectiveTimes]) -> 
         others += median(np.delete(each, column, axis=0)).sum(axis=1)
         launched = np.stack([_launched(graphs[m], group.kernel[rows, i]) for i, m in enumerate(group.members)])
         behind += float(np.nansum(launched[column] - median(np.delete(launched, column, axis=0))))
+        late_for += len(rows)
     longer = _Spent(*(own - others))
+    # A rank whose launches are as far behind as its step began is not slower than the others from there on.
+    late_launches = STAYS_BEHIND if 2 * late_for * _start_behind(late, graphs) > behind > 0 else LATE_LAUNCHES
     if max(longer[:3]) <= 0:  # it was late at its first kernel already
-        return LATE_LAUNCHES if behind > 0 else UNKNOWN
+        return late_launches if behind > 0 else UNKNOWN
     if longer.computing > max(longer.awaiting_launch, longer.stalled):
         waited = sum(float(group.wait[group.last_member == group.members.index(late)].sum()) for group in shared)
         comes_late = behind > waited / max(len(graphs) - 1, 1) / 2
@@ -102,9 +106,9 @@ def _why(late: int, graphs: list[Graph], collectives: list[CollectiveTimes]) -> 
         return (
             _why_busier(late, graphs)
             or (SLOWER_KERNELS if same and longer_for_it else "")
-            or (LATE_LAUNCHES if comes_late else UNKNOWN)
+            or (late_launches if comes_late else UNKNOWN)
         )
-    return STALLED if longer.stalled > longer.awaiting_launch else LATE_LAUNCHES
+    return STALLED if longer.stalled > longer.awaiting_launch else late_launches
 
 
 def _launched(graph: Graph, kernel: Longs) -> Floats:
@@ -134,9 +138,13 @@ def _began_late(late: int, graphs: list[Graph], collectives: list[CollectiveTime
     for group in collectives:
         waited = np.where(group.last_member == group.members.index(late), group.wait.sum(axis=1), 0.0)
         first, anywhere = max(first, float(waited[0])), anywhere + float(waited.sum())
+    return first > anywhere / 2 and _start_behind(late, graphs) > first / (len(graphs) - 1) / 2
+
+
+def _start_behind(late: int, graphs: list[Graph]) -> float:
+    """Microseconds by which a rank's step began after those of the others."""
     began = np.array([np.nanmin(np.concatenate([g.ops.start, g.calls.start, g.kernels.start])) for g in graphs])
-    behind = began[late] - median(np.delete(began, late))
-    return first > anywhere / 2 and behind > first / (len(graphs) - 1) / 2
+    return float(began[late] - median(np.delete(began, late)))
 
 
 def _spent(graph: Graph) -> _Spent:

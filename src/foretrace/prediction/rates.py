@@ -20,6 +20,8 @@ from foretrace.platform.device import Device
 from foretrace.platform.power import PowerModel
 from foretrace.prediction.priced_step import PricedStep
 
+KNOWN_SHARE = 0.8
+"""Share of the device time whose calls must tell what they do, for rates to be of the step."""
 DEFAULT_RATE = "float32"
 """The rate of a step without arithmetic."""
 
@@ -38,11 +40,11 @@ class Totals:
 
 
 def totals(calls: Graph, step: PricedStep, device: Device) -> Totals | None:
-    """Arithmetic and bytes of a step; None where its source does not tell shapes."""
-    found, known, model = Totals(), False, PowerModel.of(device)
+    """Arithmetic and bytes of a step; None where its source does not tell the shapes of most of its work."""
+    found, known_us, model = Totals(), 0.0, PowerModel.of(device)
     us = np.bincount(step.work.call, step.work.typical, len(calls.ops))
     for row, work, counts in works(calls, sorted(set(step.work.call.tolist())), device):
-        known = True
+        known_us += us[row]
         if model and us[row] > 0:
             rate = work.flops / device.peak(work.rate) / 1e6 / us[row] if counts else 0.0
             bandwidth = min(1.0, work.bytes / 1e3 / us[row] / device.memory_gbps)
@@ -51,7 +53,7 @@ def totals(calls: Graph, step: PricedStep, device: Device) -> Totals | None:
         if counts:
             found.flops += work.flops
             found.peak_us += work.flops / device.peak(work.rate) / 1e6
-    return found if known else None
+    return found if known_us and known_us >= KNOWN_SHARE * float(us.sum()) else None
 
 
 def add_rates(report: StepReport, each: Sequence[Totals | None]) -> None:

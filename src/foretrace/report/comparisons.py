@@ -8,7 +8,21 @@ from typing import TYPE_CHECKING
 from rich.console import RenderableType
 from rich.text import Text
 
-from foretrace.report.formatting import UNKNOWN, bytes_, change, figure, ms, off, percent, plural, printable, short_name
+from foretrace.analysis.compare import WAIT_AND_TRANSFER
+from foretrace.report.formatting import (
+    LEAST_CHANGE_MS,
+    UNKNOWN,
+    bytes_,
+    change,
+    figure,
+    ms,
+    off,
+    percent,
+    plural,
+    printable,
+    short_name,
+    signed_ms,
+)
 from foretrace.report.step import COVERAGE, OVERHEADS, caution_facts, memory_verdict
 from foretrace.report.terminal import Blocks, Fact, bar, fact_lines, note_lines, table
 
@@ -19,8 +33,6 @@ if TYPE_CHECKING:
     from foretrace.whatif.step_table import TableCheck
     from foretrace.whatif.what_if import WhatIf
 
-LEAST_CHANGE_MS = 0.0005
-"""Smaller changes are rounding."""
 OPS_NAMED = 3
 """Ops that a row names of each side of a replacement."""
 OVERLAP = "sum of host and device time, which overlap"
@@ -93,7 +105,10 @@ def _collectives(difference: StepDifference) -> Blocks:
             ]
             for row in sorted(rows, key=lambda row: -abs(row.change_ms))
         ]  # fmt: skip
-        yield table("Collectives: transfer from the last arrival on; wait before it, mean over ranks", columns, cells)
+        title = "Collectives: transfer from the last arrival on; wait before it, mean over ranks"
+        if any(row.what == WAIT_AND_TRANSFER for row in difference.communication):
+            title = "Collectives: of one rank alone, its waits are part of the transfer"
+        yield table(title, columns, cells)
 
 
 def _changes(title: str, rows: Sequence[TimeChange], top: int | None) -> Blocks:
@@ -130,15 +145,6 @@ def change_name(row: TimeChange | OpMiss) -> str:
 def _some(names: Sequence[str]) -> str:
     more = f" and {len(names) - OPS_NAMED} more" if len(names) > OPS_NAMED else ""
     return f"{', '.join(short_name(name) for name in names[:OPS_NAMED])}{more}"
-
-
-def signed_ms(change_ms: float) -> str:
-    """A change in milliseconds.
-
-    >>> signed_ms(1.5), signed_ms(-0.25), signed_ms(-0.00001)
-    ('+1.50', '-0.250', '0')
-    """
-    return "0" if abs(change_ms) < LEAST_CHANGE_MS else f"{'+' if change_ms > 0 else ''}{ms(change_ms)}"
 
 
 def check_blocks(check: Check, top: int | None) -> Blocks:

@@ -9,6 +9,8 @@ UNKNOWN = "–"
 """Stands for a figure that is not known."""
 NO_TIME_MS = 5e-5
 """A time that JSON, with its four decimals, writes as zero."""
+LEAST_CHANGE_MS = 0.0005
+"""Smaller changes are rounding."""
 
 
 def ms(value: float | None) -> str:
@@ -199,3 +201,12 @@ def short_name(name: str) -> str:
     found = _DISTINCTIVE.search(kernel[2])
     argument = found[0] if found else re.split(r"[<,(>]", kernel[2][1:])[0].strip()
     return f"{kernel[1]}<{argument}>" if argument and not argument.isdecimal() else kernel[1]
+
+
+def signed_ms(change_ms: float) -> str:
+    """A change in milliseconds.
+
+    >>> signed_ms(1.5), signed_ms(-0.25), signed_ms(-0.00001)
+    ('+1.50', '-0.250', '0')
+    """
+    return "0" if abs(change_ms) < LEAST_CHANGE_MS else f"{'+' if change_ms > 0 else ''}{ms(change_ms)}"

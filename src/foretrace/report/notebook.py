@@ -76,7 +76,8 @@ def _step(report: StepReport) -> Summary:
 
 
 def _whatif(found: WhatIf) -> Summary:
-    from foretrace.report.comparisons import signed_ms, whatif_facts, whatif_title
+    from foretrace.report.comparisons import whatif_facts, whatif_title
+    from foretrace.report.formatting import signed_ms
 
     changed = sorted(found.difference.by_op, key=lambda row: -abs(row.change_ms))[:TABLE_ROWS]
     return Summary(

@@ -28,6 +28,7 @@ from foretrace.report.formatting import (
     plural,
     rate,
     short_name,
+    signed_ms,
 )
 from foretrace.report.terminal import Blocks, Fact, bar, fact_lines, note_lines, table
 
@@ -98,9 +99,9 @@ def step_list_blocks(steps: StepList, top: int | None) -> Blocks:
     yield table("Steps, each of the rank that takes longest", list(columns), cells)
     for row in slow:
         named = ((more, *name.partition(": ")) for name, more in row.differs.items())
-        rows = [[f"+{ms(more)}", what, short_name(name)] for more, what, _, name in named]
+        rows = [[signed_ms(more), what, short_name(name)] for more, what, _, name in named]
         if rows:
-            title = f"{row.step}: {ms(row.ms - steps.median_ms)} ms longer than the median, of which"
+            title = f"{row.step}: {ms(row.ms - steps.median_ms)} ms longer than the median step, which adds up from"
             yield table(title, ["ms", "<what", "<name…"], rows, top)
     if steps.notes:
         yield from note_lines(steps.notes)
@@ -227,7 +228,7 @@ def memory_verdict(report: StepReport) -> str:
 
 def _measured_facts(report: StepReport) -> Iterator[Fact]:
     ranks, unprofiled = report.ranks, report.unprofiled
-    if any(rank.step_ms for rank in ranks):
+    if timed(report):
         yield "step", ms_range(rank.step_ms for rank in ranks), _measured_limit(report)
     else:
         yield "step", "unknown", "the trace has no times: add the profiler trace of the same step"
@@ -244,15 +245,7 @@ def _measured_facts(report: StepReport) -> Iterator[Fact]:
         about += f"; {ms(exposed)} ms of it exposed communication" if exposed else ""
         about += f"; {ms(waited)} ms waiting for other ranks" if waited else ""
         yield "device", f"{ms(report.device_active_ms)} ms", about
-    transfer = sum(report.transfer_ms.values())
-    if report.collectives and len(ranks) > 1:
-        count = plural(sum(row.count for row in report.collectives), "collective")
-        waits = ms_range(rank.wait_ms for rank in ranks)
-        unseen = f", waits for {plural(len(report.missing), 'rank')} without a trace included" * bool(report.missing)
-        yield "waits", waits, f"per rank, for others; {count}, {ms(transfer)} ms of transfer{unseen}"
-    elif report.collectives:
-        spent = sum(rank.communication.communication_ms for rank in ranks) or transfer
-        yield "comm", f"{ms(spent)} ms", "waiting included: the other ranks have no trace here"
+    yield from _communication_facts(report)
     if report.critical_path_ms:
         path = _path_kinds(report)
         if report.critical_path_ms > 1.01 * report.step_ms > 0:
@@ -270,6 +263,25 @@ def _measured_facts(report: StepReport) -> Iterator[Fact]:
         before = sum(rank.launched_before_ms for rank in ranks)
         launched = f"; {ms(before)} ms of the step were launched before the trace began" if before else ""
         yield "known", percent(report.attributed), f"of the device time is attributed to an op{launched}"
+
+
+def _communication_facts(report: StepReport) -> Iterator[Fact]:
+    ranks, transfer = report.ranks, sum(report.transfer_ms.values())
+    count = plural(sum(row.count for row in report.collectives), "collective")
+    if report.collectives and not timed(report):
+        yield "comm", count, "whose times are unknown"
+    elif report.collectives and len(ranks) > 1:
+        waits = ms_range(rank.wait_ms for rank in ranks)
+        unseen = f", waits for {plural(len(report.missing), 'rank')} without a trace included" * bool(report.missing)
+        yield "waits", waits, f"per rank, for others; {count}, {ms(transfer)} ms of transfer{unseen}"
+    elif report.collectives:
+        spent = sum(rank.communication.communication_ms for rank in ranks) or transfer
+        yield "comm", f"{ms(spent)} ms", "waiting included: the other ranks have no trace here"
+
+
+def timed(report: StepReport) -> bool:
+    """Whether the source of a report says when anything ran."""
+    return any(rank.step_ms for rank in report.ranks)
 
 
 def _predicted_limit(report: StepReport) -> str:
@@ -383,7 +395,9 @@ def _predicted_tables(report: StepReport, top: int | None) -> Blocks:
 
 
 def _measured_tables(report: StepReport, top: int | None) -> Blocks:
-    if len(report.ranks) > 1 or report.collectives:
+    has_times = timed(report)
+    several, known = len(report.ranks) > 1, has_times or report.peak_memory_bytes is not None
+    if (several and known) or (has_times and report.collectives):
         yield _ranks(report)
     yield from _stragglers(report)
     if report.collectives:
@@ -401,7 +415,7 @@ def _measured_tables(report: StepReport, top: int | None) -> Blocks:
         ("module", report.by_module),
     ):
         if len(times) > 1:
-            yield _time_by(what, times, top, on_device=bool(report.device_span_ms))
+            yield _time_by(what, times, top, bool(report.device_span_ms)) if has_times else _calls_by(what, times, top)
 
 
 def _ranks(report: StepReport) -> RenderableType:
@@ -427,6 +441,9 @@ def _ranks(report: StepReport) -> RenderableType:
     else:
         left_out = ["device span", "bubble", "host"]
         left_out += [] if report.device_span_ms else ["active", "idle", "comm", "exposed"]
+        left_out += [] if timed(report) else ["step ms", "waits"]
+    if report.predicted and report.span_ms and report.span_ms != report.step_ms:
+        columns = {"span ms" if name == "step ms" else name: cell for name, cell in columns.items()}
     for name in left_out:
         del columns[name]
     return _table(title, columns, shown)
@@ -473,9 +490,11 @@ def _collectives(report: StepReport, top: int | None) -> RenderableType:
         "waits of all ranks": lambda row: ms(row.wait_ms),
     }
     title = "Communication: ranks wait for the last one, then the transfer begins"
-    if len(report.ranks) == 1:
+    if len(report.ranks) == 1 or not timed(report):
         title = "Communication"
         del columns["waits of all ranks"]
+    if not timed(report):
+        del columns["transfer ms"], columns["all of them"]
     rows = sorted(report.collectives, key=lambda row: -(row.total_transfer_ms + row.wait_ms))
     return _table(title, columns, rows, top)
 
@@ -540,6 +559,13 @@ def _time_by(what: str, rows: Sequence[TimeRow], top: int | None, on_device: boo
     if not on_device:
         del columns["device ms"]
     return _table(f"Time by {what}", columns, rows, top)
+
+
+def _calls_by(what: str, rows: Sequence[TimeRow], top: int | None) -> RenderableType:
+    """What a step without times calls, the most often first."""
+    often = sorted(rows, key=lambda row: (-row.count, row.name))
+    cells = [[short_name(row.name) or "(none)", f"{row.count:,}"] for row in often]
+    return table(f"Calls by {what}", [f"<{what}…", "count"], cells, top)
 
 
 def _table(

@@ -14,8 +14,8 @@ from foretrace.analysis.compare import PathChange, TimeChange
 from foretrace.analysis.memory import MemoryCurve
 from foretrace.analysis.report import StepReport, TimeRow, plain
 from foretrace.graph.tables import Floats, Longs
-from foretrace.report.comparisons import LEAST_CHANGE_MS, change_name
-from foretrace.report.formatting import short_name
+from foretrace.report.comparisons import change_name
+from foretrace.report.formatting import LEAST_CHANGE_MS, short_name
 from foretrace.report.pages.details import shapes_of
 from foretrace.report.pages.page import Chart
 from foretrace.report.pages.timeline import waits_for_ranks

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from foretrace.analysis.compare import compare_steps
 from foretrace.analysis.report import StepReport, plain
-from foretrace.report.comparisons import change_name, made_and_left, point_label, reasons, scaling_speed, signed_ms
-from foretrace.report.formatting import UNKNOWN, bytes_, figure, ms, percent, plural, signed
+from foretrace.report.comparisons import change_name, made_and_left, point_label, reasons, scaling_speed
+from foretrace.report.formatting import UNKNOWN, bytes_, figure, ms, percent, plural, signed, signed_ms
 from foretrace.report.pages import charts
 from foretrace.report.pages.page import Chart, Page
 from foretrace.report.pages.step import range_marks
