@@ -88,6 +88,15 @@ def test_a_command_that_can_not_be_sketched_is_refused_with_what_can(command):
         parse_command(command)
 
 
+def test_several_traces_in_place_of_one_path_are_refused_with_how_to_give_them(tmp_path):
+    files = [tmp_path / f"rank{rank}.json" for rank in range(2)]
+    for file in files:
+        file.touch()
+    with pytest.raises(ForetraceError, match="1 more are files, and one path is asked for") as error:
+        parse_command(" ".join(map(str, files)))
+    assert "one folder" in str(error.value)
+
+
 def test_the_loop_of_an_unchanged_script_is_sketched_with_its_arguments(script):
     graph = sketch_command(Script(script, arguments=("--batch", "48"), program=True), "cuda")
     assert [(batch.shape, batch.device) for batch in batches(graph)] == [((48, 8), "cuda:0")]

@@ -89,6 +89,11 @@ def parse_command(text: str) -> Script:
     if script := _named(words[0]):
         return script._replace(arguments=tuple(words[1:]))
     if not is_launcher(words[0]):
+        if len(words) > 1 and all(Path(word).is_file() for word in words):
+            raise ForetraceError(
+                f"{words[0]} and {len(words) - 1} more are files, and one path is asked for",
+                "Put the files of a job into one folder and give that, or write a pattern in quotes: 'rank*.json.gz'.",
+            )
         raise ForetraceError(
             f"{words[0]} starts no script that can be sketched",
             "Write the command as `python train.py …` or `torchrun … train.py …`; or record a real run: "

@@ -157,8 +157,12 @@ def off(pair: tuple[float, float]) -> str:
     return f"{round((predicted / measured - 1) * 100, 1) + 0.0:+.1f} %" if measured else UNKNOWN  # + 0.0: no -0.0
 
 
-_KERNEL = re.compile(r"(?:void )?([\w:~]+)(<.*>)?(\((?!\w\)).*\))?$")
-"""A kernel's signature; a letter in brackets is no list of arguments, as in an annotation's attn(F)."""
+_KERNEL = re.compile(r"(?:void )?([\w:~]+)(<.*>)?(\(.*\))?$")
+"""A kernel's signature."""
+_TYPES = re.compile(
+    r"[*&<]|::|\b(?:void|bool|char|short|int|long|float|double|unsigned|signed|half|\w+_t)\b|^\(\)$", re.ASCII
+)
+"""What lists of C++ types have: other brackets are part of a name, as of an annotation's attn(F), or jit(step)."""
 _PLUMBING = re.compile(r"\(anonymous namespace\)::|\b(?:at|native|cuda|detail|internal|std|c10)::")
 _DISTINCTIVE = re.compile(
     r"\b(?!(?:Binary|AUnary|BUnary)Functor\b)(?:\w*Functor\w*|\w+_kernel_cuda|\w+_kernel_impl|\w+_kernel)\b"
@@ -189,12 +193,14 @@ def short_name(name: str) -> str:
     'cutlass::Kernel2<cutlass_80_s1688gemm_64x64>'
     >>> short_name("aten::addmm"), short_name("ampere_sgemm_128x64_tn")
     ('aten::addmm', 'ampere_sgemm_128x64_tn')
-    >>> short_name("combine(B)"), short_name("copy_kernel(float*, int)")
-    ('combine(B)', 'copy_kernel')
+    >>> short_name("combine(B)"), short_name("jit(train step)"), short_name("copy_kernel(float*, int)")
+    ('combine(B)', 'jit(train step)', 'copy_kernel')
     """
     name = printable(name[:MAX_NAME])
     kernel = _KERNEL.match(_PLUMBING.sub("", name))
     if not kernel or not (kernel[2] or kernel[3]):
+        return name
+    if not kernel[2] and not name.startswith("void ") and not _TYPES.search(kernel[3]):
         return name
     if not kernel[2]:
         return kernel[1]
