@@ -58,6 +58,12 @@ def test_a_copy_from_the_host_is_known_by_its_kernel():
     assert link > 5 * memory
 
 
+def test_a_copy_of_a_trace_without_shapes_stays_as_it_is():
+    calls = [Op("aten::_to_copy"), Op("aten::copy_"), Op("aten::copy_", (Tensor((8,), "float32"),))]
+    deduce_copied_memory(calls, kernels(*(("Memcpy HtoD (Pageable -> Device)", row) for row in range(3))))
+    assert [call.args for call in calls] == [(), (), (Tensor((8,), "float32"),)]
+
+
 def test_tf32_is_seen_in_the_kernels_of_float32_gemms_alone():
     single, half = (Op("aten::mm", (Tensor((64, 64), dtype),) * 2) for dtype in ("float32", "bfloat16"))
     rounding = "ampere_sgemm_tf32_128x128"

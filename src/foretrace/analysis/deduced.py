@@ -81,9 +81,10 @@ def _set_memory(op: Op, to_device: bool) -> None:
     source, target = (HOST, DEVICE) if to_device else (DEVICE, HOST)
     places = (target, source) if op.name == COPY else (source,) if op.name == CONVERSION else ()
     tensors = op.args[: len(places)]
-    if not places or not all(isinstance(each, Tensor) and not each.device for each in tensors):
+    unplaced = [each for each in tensors if isinstance(each, Tensor) and not each.device]
+    if not places or len(unplaced) < len(places):  # without shapes, a call has no arguments
         return
-    placed = [replace(each, device=place) for each, place in zip(tensors, places) if isinstance(each, Tensor)]
+    placed = [replace(each, device=place) for each, place in zip(unplaced, places)]
     op.args = (*placed, *op.args[len(places) :])
     if op.name == CONVERSION:
         op.kwargs = {"device": Constant("device", target), **op.kwargs}
