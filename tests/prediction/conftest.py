@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from foretrace.cost_models.host.pricing import HostCosts
 from foretrace.cost_models.kernels.pricing import FALLBACK, MODEL
 from foretrace.cost_models.kernels.roofline import RooflineFallback
 from foretrace.graph import Graph
@@ -25,9 +26,8 @@ def platform(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     RooflineFallback(start_us=1.0, slower=1.0, low=0.5, high=2.0).write(tmp_path)
 
     def price_host(calls: Graph, rows: np.ndarray, launches: np.ndarray, host: object) -> Any:
-        columns = {name: np.full(len(rows), us) for name, us in HOST_US.items()}
-        spreads = {"spread": np.full(len(rows), 0.2), "common": 0.05, "speeds": (0.0, 0.0)}
-        return SimpleNamespace(**columns, cold_penalty=np.zeros(len(rows)), **spreads)
+        columns: dict[str, Any] = {name: np.full(len(rows), us) for name, us in HOST_US.items()}
+        return HostCosts(**columns, cold_penalty=np.zeros(len(rows)), spread=np.full(len(rows), 0.2), common=0.05)
 
     def price_kernels(calls: Graph, rows: np.ndarray, platform: object) -> Any:
         names = [calls.ops.names[code] for code in calls.ops.name[rows]]

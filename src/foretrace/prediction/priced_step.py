@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from foretrace.analysis.dependencies import WORK_WAIT, Streams, event_waits
 from foretrace.analysis.dispatched import DispatchedCalls
 from foretrace.analysis.host_time import host_segments
-from foretrace.cost_models.host.pricing import HostCosts, price_host
+from foretrace.cost_models.host.pricing import HostCosts, of_large_step, price_host
 from foretrace.cost_models.kernels.pricing import MEASURED
-from foretrace.graph import Constant, Graph, Op, Value
+from foretrace.graph import PHASES, Constant, Graph, Op, Value
 from foretrace.graph.op import COMPILED_REGION, GRAPH_LAUNCH
 from foretrace.graph.operators import MAY_SYNCHRONIZE, SYNCHRONIZE, launches_nothing, waits_for_device
 from foretrace.graph.tables import SYNC, Floats, Ints, Longs, Small, distinct
@@ -132,10 +132,12 @@ def price_step(
     calls, count = step.calls, len(step.rows)
     work, notes = device_work(step, platform, kernels)
     host = price_host(calls, np.arange(count, dtype=np.int32), work.launches(count), platform.host)
-    inside = np.zeros(count, bool)
+    inside, eager = np.zeros(count, bool), np.ones(count, bool)
     if graph.ops.names.matching((COMPILED_REGION, GRAPH_LAUNCH).__contains__).any():
-        host, inside, more = _with_programs(graph, step, host, work, platform)
+        host, eager, inside, more = _with_programs(graph, step, host, work, platform)
         notes = [*notes, *more]
+    if not platform.device.runs_on_host:
+        host = of_large_step(host, eager & (calls.ops.phase != PHASES.index("optimizer")))
     durations = _durations(host, _timed_whole(work, platform))
     gaps = None
     measured = len(graph.kernels) > 0 or bool(graph.host_gaps)
@@ -160,8 +162,9 @@ def price_step(
 
 def _with_programs(
     graph: Graph, step: DispatchedCalls, host: HostCosts, work: DeviceWork, platform: Platform
-) -> tuple[HostCosts, NDArray[np.bool_], list[str]]:
-    """Host costs where calls are made by compiled programs and CUDA graphs, which calls are in graphs, and notes."""
+) -> tuple[HostCosts, NDArray[np.bool_], NDArray[np.bool_], list[str]]:
+    """Host costs where compiled programs and CUDA graphs make calls, which calls neither does and which are in graphs,
+    and notes."""
     from foretrace.prediction.compiled_regions import members, spans, with_compiled_regions, with_graph_launches
 
     notes = []
@@ -175,7 +178,8 @@ def _with_programs(
         host, launched = with_graph_launches(host, graphs, work.call, platform.host.before.forward_call)
         one = "one CUDA graph; its cost" if len(graphs) == 1 else f"{len(graphs)} CUDA graphs; their cost"
         notes.append(f"{launched:,} kernels are {one}: {CudaGraphCosts.shipped().provenance}")
-    return host, members(graphs, len(step.rows)), notes
+    compiled, captured = (members(some, len(step.rows)) for some in (regions, graphs))
+    return host, ~(compiled | captured), captured, notes
 
 
 def _carried_over(

@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from foretrace.api import load
-from foretrace.cost_models.host.pricing import HostCalls, price_host
+from foretrace.cost_models.host.pricing import (
+    LARGE_STEP,
+    LARGE_STEP_FACTOR,
+    SMALL_STEP,
+    HostCalls,
+    of_large_step,
+    price_host,
+)
 from foretrace.graph import Graph, Op, OpTable, Tensor
 from foretrace.graph.calls import dispatched
 from foretrace.platform.host import TERMS, BetweenCalls, CallCost, ColdHost, Host
@@ -151,3 +158,24 @@ def test_a_forward_without_gradients_costs_less_around_its_launches():
     )
     assert (alone.to_launch * 2).tolist() == trained.to_launch[:2].tolist()
     assert alone.launch.tolist() == trained.launch[:2].tolist()
+
+
+@pytest.mark.parametrize(
+    ("calls", "factor"), [(SMALL_STEP, 1.0), (LARGE_STEP, LARGE_STEP_FACTOR), (2000, LARGE_STEP_FACTOR)]
+)
+def test_eager_calls_of_a_large_model_take_longer_than_alone(calls, factor):
+    alone = priced([Op("aten::mm")] * calls, [2] * calls)
+    large = of_large_step(alone, np.ones(calls, bool))
+    for part in ("before", "gap", "to_launch", "between", "after"):
+        assert getattr(large, part) == pytest.approx(factor * getattr(alone, part))
+    assert large.launch.tolist() == alone.launch.tolist(), "the driver does not know how large the model is"
+
+
+def test_calls_of_compiled_programs_neither_make_a_model_large_nor_take_longer():
+    calls = 2 * LARGE_STEP
+    alone = priced([Op("aten::mm")] * calls, [1] * calls)
+    eager = np.arange(calls) < SMALL_STEP
+    assert of_large_step(alone, eager).to_launch.tolist() == alone.to_launch.tolist()
+    eager = np.arange(calls) < LARGE_STEP
+    longer = of_large_step(alone, eager).to_launch / alone.to_launch
+    assert longer == pytest.approx(np.where(eager, LARGE_STEP_FACTOR, 1.0))
