@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from foretrace.graph import ForetraceError, Graph
 from foretrace.graph.graph import cautions
@@ -304,3 +305,20 @@ def test_a_process_that_sketched_a_compiled_step_can_compile_for_itself() -> Non
     doubled = torch.compile(lambda given: torch.softmax(2 * given, -1))
     with torch._inductor.config.patch(fx_graph_cache=False):
         torch.testing.assert_close(doubled(torch.zeros(4)), torch.full((4,), 0.25))
+
+
+@on_cuda
+def test_a_compiled_model_under_ddp_is_split_at_its_buckets() -> None:
+    def build() -> Callable[[], Any]:
+        layers = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(4))).to("cuda")
+        run = DistributedDataParallel(torch.compile(layers), device_ids=[0], bucket_cap_mb=4)
+
+        def step() -> None:
+            run(torch.randn(4, 1024, device="cuda")).square().mean().backward()
+
+        return step
+
+    graph = sketch(build, device="cuda", world=2)
+    names = [op.name for op in graph.ops]
+    assert names.count(COMPILED_REGION) > 2 and names.count("c10d::allreduce_") > 1
+    assert not [note for note in graph.notes if "eager code" in note]

@@ -23,6 +23,7 @@ import torch._inductor.compile_fx
 from torch._dynamo import types
 from torch._dynamo.variables import builder, torch_function
 from torch._dynamo.variables.optimizer import OptimizerVariable
+from torch._functorch._aot_autograd.runtime_wrappers import FakifiedOutWrapper
 from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
@@ -110,6 +111,7 @@ class Compiler:
             (FakeTensorMode, "from_tensor", self._from_true_devices),
             (fx, "compile_fx", self._lowering),
             (fx, "_recursive_joint_graph_passes", self._joint_passes),
+            (FakifiedOutWrapper, "_compute_output_meta_with_inductor_strides", self._traced_outputs),
         ]
 
     # Tracing.
@@ -280,6 +282,16 @@ class Compiler:
 
         return on_gpu
 
+    def _traced_outputs(self, compute: Any) -> Any:
+        """Results of one part of a graph that is split for DDP, as the next part is traced with them: on the CPU."""
+
+        @wraps(compute)
+        def outputs(wrapper: Any) -> list[Any]:
+            with _disable_current_modes(), self._labels.true_devices(), torch._C.DisableTorchFunction():
+                return [_on_cpu(each) for each in compute(wrapper)]
+
+        return outputs
+
     def _lowered(self, module: Any, inputs: Any, **options: Any) -> Any:
         with _disable_current_modes(), self._on_gpu():
             put_on_gpu(module, self._labels.of)
@@ -315,6 +327,13 @@ def eager_frame(recursive: bool) -> Any:
     if recursive and hasattr(types, "FrameExecStrategy"):
         result.frame_exec_strategy = types.FrameExecStrategy(types.FrameAction.SKIP, types.FrameAction.SKIP)
     return result
+
+
+def _on_cpu(value: Any) -> Any:
+    if not isinstance(value, FakeTensor) or value.fake_device.type == CPU:
+        return value
+    with value.fake_mode:
+        return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=CPU)
 
 
 def _copied(graph: torch.fx.Graph) -> torch.fx.Graph:
