@@ -52,7 +52,13 @@ def main(argv):
     device = torch.device("cuda:0") if torch.cuda.is_available() else torch.device("cpu")
     keys = [f"cat_{number}" for number in range(26)]
     tables = [
-        EmbeddingBagConfig(f"t_{key}", args.embedding_dim, args.num_embeddings, feature_names=[key]) for key in keys
+        EmbeddingBagConfig(
+            name=f"t_{key}",
+            embedding_dim=args.embedding_dim,
+            num_embeddings=args.num_embeddings,
+            feature_names=[key],
+        )
+        for key in keys
     ]
     train_model = DLRMTrain(
         DLRM(
