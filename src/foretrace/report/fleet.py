@@ -53,7 +53,7 @@ def fleet_blocks(fleet: FleetSummary, top: int | None) -> Blocks:
             most = rows[0].hours or 1.0
             cells = [
                 [
-                    short_name(row.name),
+                    _row_name(name, row),
                     figure(row.hours),
                     percent(row.share),
                     bar(row.hours / most),
@@ -104,6 +104,15 @@ def suite_blocks(suite: FleetSuite, top: int | None) -> Blocks:
     yield _members("Members", suite.members, top)
     yield _scores(suite.scorecard, top)
     yield from note_lines(suite.notes)
+
+
+def _row_name(table: str, row: HoursRow) -> str:
+    """The name of a row; that of a cause of idle time with what it means."""
+    if table != "by_idle":
+        return short_name(row.name)
+    from foretrace.report.step import CAUSES
+
+    return f"{row.name} {CAUSES[row.name]}" if row.name in CAUSES else row.name
 
 
 def drift_blocks(drift: Drift, top: int | None) -> Blocks:
@@ -158,6 +167,7 @@ def fleet_page(fleet: FleetSummary) -> Page:
                 (name, title.partition(",")[0], getattr(fleet, name)) for title, name in TABLES if getattr(fleet, name)
             ],
             "limit": ROWS_LISTED,
+            "name_of": _row_name,
         },
     )
 

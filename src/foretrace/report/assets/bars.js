@@ -13,13 +13,24 @@ const marks = (element) => Math.max(2, Math.floor(element.clientWidth / 130));
 // How wide names at the left of bars may get: they are cut where the screen is narrow.
 const namesWidth = (element, widest = 230) => Math.min(widest, element.clientWidth * 0.38);
 
-const names = (element, rows, widest) =>
-  axis({
+const NAME_LETTER = 7.2; // pixels of one in a name, about
+
+// A name with its middle left out: names of ops differ at their ends, as forward and backward.
+const shortened = (name, most) => {
+  const half = Math.floor((most - 1) / 2);
+  return name.length <= most ? name : `${name.slice(0, half)}…${name.slice(-half)}`;
+};
+
+const names = (element, rows, widest) => {
+  const width = namesWidth(element, widest);
+  const formatter = (name) => shortened(name, Math.floor(width / NAME_LETTER));
+  return axis({
     type: "category",
     inverse: true,
     data: rows,
-    axisLabel: { width: namesWidth(element, widest), overflow: "truncate", color: token("ink") },
+    axisLabel: { width, overflow: "truncate", color: token("ink"), formatter },
   });
+};
 
 const across = (element, more) =>
   axis({
