@@ -256,3 +256,19 @@ def test_a_batch_that_takes_far_too_long_is_a_caution() -> None:
     points = [Point([f"batch={n}"], "h200", step_ms=ms, samples=n) for n, ms in ((8, 1.0), (16, 48.0))]
     assert cautions(_strange_batches(points)) and not _strange_batches(points[:1])
     assert not _strange_batches([points[0], replace(points[1], step_ms=1.9)])
+
+
+def test_a_slower_gpu_that_takes_less_energy_is_on_the_front():
+    points = [
+        Point([], "fast", next_ms=1.0, memory_bytes=9, samples=8, energy_j=2.0),
+        Point([], "frugal", next_ms=2.0, memory_bytes=9, samples=8, energy_j=1.0),
+        Point([], "neither", next_ms=3.0, memory_bytes=9, samples=8, energy_j=3.0),
+    ]
+    found = with_pareto_front(Sweep("step.py", points), {})
+    assert [(point.platform, point.sample_j, point.front) for point in found.points] == [
+        ("fast", 0.25, True),
+        ("frugal", 0.125, True),
+        ("neither", 0.375, False),
+    ]
+    points[2].energy_j = None
+    assert [point.front for point in with_pareto_front(Sweep("step.py", points), {}).points] == [True, False, False]

@@ -121,7 +121,7 @@ class CrossDeviceConstants:
     """`spread` on another maker's GPU."""
     provenance: str
     neighbour_spread: Positive = 0.1
-    """Standard deviation of the logarithm of a time that is taken from the nearest GPU with published tables."""
+    """Standard deviation of the logarithm of a time that is taken from a GPU just like it; `spread` comes on top."""
 
     @classmethod
     def shipped(cls) -> CrossDeviceConstants:
@@ -197,23 +197,21 @@ def scaling_to(device: Device, measured: Platform, ratios: Path | None = None) -
         # Traces of other machines show longer starts than the calibrated one, also on its own chip.
         start = index.start * CrossDeviceConstants.shipped().start if device.maker == source.maker else plain.start
         return replace(plain, start=start, ratios=folder, ratio_gemm=plain.gemm)
-    near = nearest_with_tables(device, source)
+    if BFLOAT16 not in device.peak_tflops:  # older ones: constants are fitted on times of such
+        return plain
+    near, known = nearest_with_tables(device, source), CrossDeviceConstants.shipped()
+    spread = known.neighbour_spread + known.spread * min(1.0, _unlikeness(near or source, device))
+    plain = replace(plain, least_spread=spread)
     if near is None:
         return plain
-    base, known = scaling_to(near, measured), CrossDeviceConstants.shipped()
-    return replace(
-        plain,
-        source=near,
-        base=base,
-        start=near.clock_mhz / device.clock_mhz,
-        least_spread=known.neighbour_spread + known.spread * min(1.0, _unlikeness(near, device)),
-    )
+    return replace(plain, source=near, base=scaling_to(near, measured), start=near.clock_mhz / device.clock_mhz)
 
 
 def nearest_with_tables(device: Device, source: Device) -> Device | None:
     """The GPU with published tables whose Tensor Cores are most like a device's; None for the source itself.
 
-    Of those that multiply about as many bfloat16 numbers in a clock and SM, the most like it in size and bandwidth.
+    Of those that multiply about as many bfloat16 numbers in a clock and SM, the most like it in size and bandwidth, if
+    it is more like it than the source.
 
     >>> h200 = Device.named("h200")
     >>> [nearest_with_tables(Device.named(name), h200).name for name in ("b300", "rtx-pro-6000", "h100-pcie")]
@@ -230,7 +228,7 @@ def nearest_with_tables(device: Device, source: Device) -> Device | None:
         and abs(math.log(_tensor_rate(one) / _tensor_rate(device))) < SAME_TENSOR_CORES
     ]
     best = min(alike, key=lambda one: _unlikeness(one, device), default=source)
-    return None if best is source else best
+    return best if _unlikeness(best, device) < _unlikeness(source, device) else None
 
 
 def _tensor_rate(device: Device) -> float:

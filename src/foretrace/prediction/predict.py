@@ -21,6 +21,7 @@ from foretrace.graph import Graph, Job
 from foretrace.graph.graph import chosen_step, cut_to_step
 from foretrace.platform.device import Device
 from foretrace.platform.platform import Platform
+from foretrace.platform.power import PowerModel
 from foretrace.platform.stack import widened
 from foretrace.prediction.device_work import keeps_measured_kernels
 from foretrace.prediction.job import (
@@ -37,7 +38,7 @@ from foretrace.prediction.memory import TOO_LARGE, fullest_rank, job_memory
 from foretrace.prediction.overrides import RankOverrides, with_own_graphs
 from foretrace.prediction.priced_step import CARRIED_NOTE
 from foretrace.prediction.rank_models import MeasuredRank, PricedRank, with_arrivals
-from foretrace.prediction.rates import add_power, add_rates, totals
+from foretrace.prediction.rates import add_power, add_rates, sustained_draw, totals
 from foretrace.prediction.report import add_idle, build_report
 from foretrace.prediction.uncertainty import measured_range_note
 from foretrace.simulation.engine import DeadlockError
@@ -255,6 +256,8 @@ class StepFigures(NamedTuple):
     reserved_bytes: int | None
     """Reserved there by PyTorch's allocator."""
     fits: bool | None
+    energy_j: float | None
+    """Of all devices, in a step of many."""
 
 
 def step_figures(
@@ -280,14 +283,19 @@ def step_figures(
         ) from None
     step_ms = timeline.span / 1e3
     next_ms = back_to_back_ms(ranks, matches, transfers.typical, platform.device)
+    next_ms = step_ms if next_ms is None else next_ms
+    device_ms = float(np.mean([rank.step.work.typical.sum() for rank in ranks])) / 1e3
+    done = [totals(rank.dispatched.calls, rank.step, platform.device) for rank in ranks]
+    drawn = sustained_draw(PowerModel.of(platform.device), done, next_ms, min(next_ms, device_ms))
     need = fullest_rank(job_memory([rank.uncut for rank in ranks], ranks, platform.device))
     figures = StepFigures(
         step_ms=step_ms,
-        next_ms=step_ms if next_ms is None else next_ms,
-        device_ms=float(np.mean([rank.step.work.typical.sum() for rank in ranks])) / 1e3,
+        next_ms=next_ms,
+        device_ms=device_ms,
         memory_bytes=need.allocated if need else None,
         reserved_bytes=need.reserved if need else None,
         fits=None if need is None or need.verdict is None else need.verdict != TOO_LARGE,
+        energy_j=drawn[0] * drawn[1] / 1e3 * job.world if drawn else None,
     )
     carried = {rank.graph.rank: [note for note in rank.notes if CARRIED_NOTE in note] for rank in ranks}
     return figures, [*scaling_notes(ranks[0].dispatched.calls, platform), *basis, *merge_rank_notes(carried)]

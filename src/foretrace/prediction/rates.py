@@ -70,16 +70,25 @@ def add_rates(report: StepReport, each: Sequence[Totals | None]) -> None:
 
 def add_power(report: StepReport, each: Sequence[Totals | None], device: Device) -> None:
     """Add the draw of a GPU, and the energy of a step, to a report that has its rates; nothing where it has none."""
-    model, done = PowerModel.of(device), [one for one in each if one is not None]
-    if model is None or report.mfu is None or not done or not report.step_ms:
+    model = PowerModel.of(device)
+    drawn = sustained_draw(model, each, report.step_ms, report.device_active_ms)
+    if model is None or drawn is None:
         return
-    above_w = sum(one.above_rest for one in done) / len(done) / (1e3 * report.step_ms)
-    report.power_w = model.drawn(above_w)
-    longer = report.device_active_ms * (model.slower(above_w) - 1)
-    report.sustained_ms = report.step_ms + longer
+    report.power_w, report.sustained_ms = drawn
     report.energy_j = report.power_w * report.sustained_ms / 1e3 * report.world
     off = np.exp(SIGMAS_TO_P90 * model.spread)
     report.energy_low_j, report.energy_high_j = report.energy_j / off, report.energy_j * off
+
+
+def sustained_draw(
+    model: PowerModel | None, each: Sequence[Totals | None], step_ms: float, active_ms: float
+) -> tuple[float, float] | None:
+    """Watts of a GPU while steps are repeated, and milliseconds of a step then; None where either is unknown."""
+    done = [one for one in each if one is not None]
+    if model is None or not done or len(done) < len(each) or not step_ms:
+        return None
+    above_w = sum(one.above_rest for one in done) / len(done) / (1e3 * step_ms)
+    return model.drawn(above_w), step_ms + active_ms * (model.slower(above_w) - 1)
 
 
 def works(

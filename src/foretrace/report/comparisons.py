@@ -341,10 +341,13 @@ def sweep_blocks(sweep: Sweep, top: int | None) -> Blocks:
 
 
 def _goals(front: Sequence[Point]) -> str:
+    goals = ["time", "memory"]
     if any(point.cost is not None for point in front):
-        return "time, memory and cost"
-    several = any(point.ranks > 1 for point in front)
-    return "time, memory and time of all ranks" if several else "time and memory"
+        goals.append("cost")
+    elif any(point.ranks > 1 for point in front):
+        goals.append("time of all ranks")
+    goals += ["energy"] if all(point.energy_j is not None for point in front) else []
+    return f"{', '.join(goals[:-1])} and {goals[-1]}"
 
 
 def made_and_left(sweep: Sweep) -> tuple[list[Point], list[Point]]:
@@ -389,7 +392,9 @@ def _points(title: str, points: Sequence[Point], common: Sequence[str], top: int
     priced = any(point.cost is not None for point in points)
     ranks = len({point.ranks for point in points}) > 1 and "world" not in settings
     figures = ["step\nms", "next\nms", "kernels\nms", "us a\nsample", "\nmemory", "<\nfits"]
-    figures = [*(["\nranks"] if ranks else []), *figures, *(["$ a\nmillion"] if priced else [])]
+    drawn = any(point.sample_j is not None for point in points)
+    more = [*(["J a\nsample"] if drawn else []), *(["$ a\nmillion"] if priced else [])]
+    figures = [*(["\nranks"] if ranks else []), *figures, *more]
     columns = [*(f"\n{name}" for name in settings), "<\nplatform…", *figures]
     rows = [
         [
@@ -399,6 +404,7 @@ def _points(title: str, points: Sequence[Point], common: Sequence[str], top: int
             *(ms(time) for time in (point.step_ms, point.next_ms, point.device_ms, point.sample_us)),
             bytes_(point.memory_bytes),
             {True: "yes", False: "NO", None: UNKNOWN}[point.fits],
+            *([figure(point.sample_j)] if drawn else []),
             *([figure(point.cost)] if priced else []),
         ]
         for point in points

@@ -49,8 +49,12 @@ class Point:
     """From step to step, for each sample."""
     cost: float | None = None
     """Dollars for a million samples, all devices counted."""
+    energy_j: float | None = None
+    """Joules of a step of all devices, while steps are repeated."""
+    sample_j: float | None = None
+    """Joules for each sample."""
     front: bool = False
-    """Whether no other point is better in time, memory and cost."""
+    """Whether no other point is better in time, memory, cost and energy."""
     error: str | None = None
     """Why it is left out."""
     notes: list[str] = field(default_factory=list)
@@ -102,12 +106,14 @@ def with_pareto_front(found: Sweep, prices: Mapping[str, float]) -> Sweep:
         if point.next_ms is not None and point.samples:
             # Rounded, so that sums of the same numbers in another order are equal.
             point.sample_us = round(point.next_ms * 1e3 / point.samples, 9)
+            point.sample_j = None if point.energy_j is None else round(point.energy_j / point.samples, 9)
             if point.platform in prices:
                 point.cost = prices[point.platform] * point.ranks * point.sample_us / 3600
     found.points.sort(key=_order)
     least: list[tuple[float, ...]] = []
+    drawn = all(point.energy_j is not None for point in found.points if point.error is None)
     for point in found.points:
-        mine = _goals(point, bool(prices))
+        mine = _goals(point, bool(prices), drawn)
         beaten = any(all(theirs <= ours for theirs, ours in zip(other, mine)) for other in least)
         point.front = point.error is None and not beaten  # of equal ones the first stands for all
         if point.front:
@@ -120,13 +126,15 @@ def _order(point: Point) -> tuple[Any, ...]:
     return (point.sample_us is None, point.sample_us or 0.0, point.memory_bytes or 0, point.step_ms or 0.0, point.key)
 
 
-def _goals(point: Point, priced: bool) -> tuple[float, ...]:
-    """Time, memory and money.
+def _goals(point: Point, priced: bool, drawn: bool) -> tuple[float, ...]:
+    """Time, memory, money, and energy where that is known of all points.
 
     Where no price is known, the time of all devices together stands for money: more of them have to be worth it.
     """
     time = point.sample_us if point.sample_us is not None else point.step_ms or 0.0
-    return (time, float(point.memory_bytes or 0), (point.cost or 0.0) if priced else time * point.ranks)
+    money = (point.cost or 0.0) if priced else time * point.ranks
+    energy = (point.energy_j or 0.0) / (point.samples or 1) if drawn else 0.0
+    return (time, float(point.memory_bytes or 0), money, energy)
 
 
 def _fits(point: Point, limit: int | None) -> bool:

@@ -183,7 +183,7 @@ def scaling_page(curve: Scaling) -> Page:
 
 
 def sweep_page(sweep: Sweep) -> Page:
-    """The page of a sweep: every point by its time per sample, against its memory and its cost.
+    """The page of a sweep: every point by its time per sample, against its memory, its cost and its energy.
 
     >>> from foretrace.whatif.points import Point, Sweep
     >>> "batch=64 on h200" in sweep_page(Sweep("train.py", [Point(["batch=64"], "h200", step_ms=4.0)])).html()
@@ -202,10 +202,17 @@ def sweep_page(sweep: Sweep) -> Page:
             "limit": f"in {bytes_(sweep.memory_limit)}" if sweep.memory_limit else "in its device's memory",
             "settings": [change.rpartition("=")[0] for change in points[0].changes] if points else [],
             "rows": [
-                (point, [change.rpartition("=")[2] for change in point.changes], figure(point.cost)) for point in made
+                (
+                    point,
+                    [change.rpartition("=")[2] for change in point.changes],
+                    figure(point.sample_j),
+                    figure(point.cost),
+                )
+                for point in made
             ],
             "ranks": any(point.ranks > 1 for point in points),
             "priced": _priced(points),
+            "drawn": _drawn(points),
             "listed": POINTS_LISTED,
             "left": plural(len(left), "point"),
             "reasons": list(reasons(left)),
@@ -215,6 +222,10 @@ def sweep_page(sweep: Sweep) -> Page:
 
 def _priced(points: list[Point]) -> bool:
     return any(point.cost is not None for point in points)
+
+
+def _drawn(points: list[Point]) -> bool:
+    return any(point.sample_j is not None for point in points)
 
 
 def _sweep_plot(sweep: Sweep) -> Chart | None:
@@ -227,7 +238,9 @@ def _sweep_plot(sweep: Sweep) -> Chart | None:
     views = [{"title": "memory", "word": "memory_bytes", "unit": "bytes"}]
     if _priced(known):
         views.append({"title": "cost of a million samples", "word": "cost", "unit": "dollars"})
-    drawn = ("platform", "step_ms", "sample_us", "memory_bytes", "cost", "fits")
+    if _drawn(known):
+        views.append({"title": "energy of a sample", "word": "sample_j", "unit": "joules"})
+    drawn = ("platform", "step_ms", "sample_us", "memory_bytes", "cost", "sample_j", "fits")
     best = sweep.best
     return {
         "kind": "sweep",

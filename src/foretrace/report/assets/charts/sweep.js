@@ -6,7 +6,7 @@ draws.sweep = (chart, spec, element) => {
   element.view ??= 0;
   tabs(element, () => draws.sweep(chart, spec, element));
   const view = spec.views[element.view],
-    formatted = { bytes, dollars: (cost) => `$${+cost.toPrecision(3)}` }[view.unit];
+    formatted = { bytes, dollars: (cost) => `$${+cost.toPrecision(3)}`, joules: (energy) => `${+energy.toPrecision(3)} J` }[view.unit];
   const platforms = [...new Set(spec.points.map((point) => point.platform))],
     hue = (platform) => colour(PLATFORMS[platforms.indexOf(platform) % PLATFORMS.length]);
   const known = spec.points.filter((point) => point[view.word] !== null),
