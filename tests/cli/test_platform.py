@@ -197,3 +197,15 @@ def test_a_log_without_end_makes_no_fabric(foretrace, tmp_path):
     ran = foretrace("platform", "fabric", "--from", "/dev/zero", "--out", tmp_path / "mine")
     said = "foretrace: /dev/zero is a device: reading it may never end. Give a file.\n"
     assert (ran.code, ran.err) == (2, said) and not (tmp_path / "mine").exists()
+
+
+def test_every_family_says_where_its_times_come_from(foretrace):
+    def sources(name: str) -> dict[str, str]:
+        families = json.loads(foretrace("platform", "show", name, "--json").out)["families"]
+        return {family: fields["source"] for family, fields in families.items()}
+
+    assert set(sources("h200").values()) == {"measured"}
+    near = sources("rtx-pro-6000")
+    assert near["matrix"] == "published tables of l40s, else scaled from l40s"
+    assert near["norms"] == "scaled from l40s"
+    assert "published tables, else scaled from h200" in foretrace("platform", "show", "h100").out

@@ -40,6 +40,8 @@ COMMON_CALLS = (
     "aten::view", "aten::transpose",
 )  # fmt: skip
 """Calls that most steps are made of."""
+TABLE_KINDS = {"matrix": ("bf16", "fp8", "grouped"), "attention": ("attention", "flash")}
+"""Kinds of calls in published tables, by kernel family."""
 Fields = dict[str, Any]
 
 
@@ -73,6 +75,8 @@ class Summary:
     """The device that kernel times are scaled from."""
     tables: dict[str, RatioTable] = field(default_factory=dict)
     """By kind of calls, the published tables that its times are fitted on."""
+    tables_of: str = ""
+    """The GPU of these tables: its own name, or the GPU that it is scaled from."""
 
     @classmethod
     def named(cls, name: str | Path) -> Summary:
@@ -101,7 +105,30 @@ class Summary:
         index = scaling.tables if scaling else None
         parts = platform.device, platform.host, platform.fabric
         tables = index.kinds if index else {}
-        return cls(platform.about, platform.name, platform.folder, *parts, scaled_from=scaled_from, tables=tables)
+        own = platform.name if scaling and scaling.ratios else scaled_from or ""
+        return cls(
+            platform.about,
+            platform.name,
+            platform.folder,
+            *parts,
+            scaled_from=scaled_from,
+            tables=tables,
+            tables_of=own,
+        )
+
+    def source_of(self, family: str) -> str:
+        """Where the times of a kernel family come from: measured there, published tables, or scaled.
+
+        >>> h100 = Summary.named("h100")
+        >>> h100.source_of("matrix"), h100.source_of("norms"), Summary.named("h200").source_of("norms")
+        ('published tables, else scaled from h200', 'scaled from h200', 'measured')
+        """
+        if self.scaled_from is None:
+            return "measured"
+        if not any(kind in self.tables for kind in TABLE_KINDS.get(family, ())):
+            return f"scaled from {self.scaled_from}"
+        whose = "" if self.tables_of == self.name else f" of {self.tables_of}"
+        return f"published tables{whose}, else scaled from {self.scaled_from}"
 
     def to_dict(self) -> Fields:
         """The fields of its JSON; null for a part that was not measured."""
@@ -115,7 +142,11 @@ class Summary:
             "device": self.device and device_fields(self.device),
             "host": self.host and host_fields(self.host),
             "fabric": self.fabric and fabric_fields(self.fabric),
-            "families": family_fields(index) if index.exists() else {},
+            "families": {
+                name: {**fields, "source": self.source_of(name)} for name, fields in family_fields(index).items()
+            }
+            if index.exists()
+            else {},
             "exact": self.exact,
             "carried_from": self.scaled_from,
             "tables": {kind: asdict(table) for kind, table in self.tables.items()},

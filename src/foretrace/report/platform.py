@@ -71,6 +71,7 @@ KINDS = {
     "grouped": "grouped GEMMs",
     "attention": "attention",
     "flash": "FlashAttention 2",
+    "bf16_older": "GEMMs, 16-bit floats, cuBLAS before CUDA 12.6",
 }
 
 
@@ -112,11 +113,17 @@ def _rates(device: Fields) -> RenderableType:
 
 def _families(families: Fields) -> RenderableType:
     rows = [
-        [name, f["kind"], f"{f['measurements']:,}", *(percent(f[error]) for error in ("gmae", "mean", "p90"))]
+        [
+            name,
+            f["kind"],
+            f"{f['measurements']:,}",
+            *(percent(f[error]) for error in ("gmae", "mean", "p90")),
+            f["source"],
+        ]
         for name, f in families.items()
     ]
-    title = "Kernel models: errors on measurements that were held out"
-    return table(title, ["<family", "<model", "measurements", "GMAE", "mean", "90th percentile"], rows)
+    title = "Kernel models: errors on measurements that were held out, and where times of this platform come from"
+    return table(title, ["<family", "<model", "measurements", "GMAE", "mean", "90th percentile", "<times"], rows)
 
 
 def _host(host: Fields, top: int | None) -> RenderableType:
