@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 import dlrm
@@ -9,6 +11,7 @@ import foretrace as ft
 import gpt
 import resnet
 from foretrace.analysis.memory import peak_memory
+from foretrace.api import as_job
 from foretrace.graph import ForetraceError
 from foretrace.transforms.structure.checkpointing import checkpointing
 from tests.narrowing import present
@@ -19,12 +22,32 @@ from tests.transforms.agreement import assert_same, sketched
 def test_a_step_computes_its_blocks_again_as_pytorch_does(dtype: str) -> None:
     plain, truth = (sketched(gpt, options={"dtype": dtype, "recompute": again}) for again in (False, True))
     edited = checkpointing(plain)
-    # Under autocast the copies of weights in bf16 live on in the edited step, where PyTorch casts them again.
-    assert_same(edited, truth, memory=0.06 if dtype == "bf16" else 0.0)
+    # Variables of a block's code hold casts and views a few calls longer than their last use: no plain step shows which.
+    assert_same(edited, truth, memory=0.02 if dtype == "bf16" else 0.0)
     assert [op.entered for op in edited.ops] == [op.entered for op in truth.ops]
     assert present(peak_memory(edited)) < present(peak_memory(plain))
     times = [ft.predict(graph, on="h200").step_ms for graph in (edited, truth)]
     assert times[0] == pytest.approx(times[1], rel=0.05)
+
+
+def test_selective_checkpointing_keeps_attention_and_every_second_gemm_as_torchtitan_does() -> None:
+    command = "python benchmarks/models/llama.py --preset tiny --layers 4 --seq 256"
+    plain, truth = (as_job(f"{command}{more}", "cuda").graphs[0] for more in ("", " --recompute selective"))
+    edited = checkpointing(plain, "selective")
+    names = [[(op.name, op.phase) for op in graph.ops] for graph in (edited, truth)]
+    assert Counter(names[0]) == Counter(names[1])
+    assert peak_memory(edited) == peak_memory(truth)
+    assert present(peak_memory(checkpointing(plain))) < present(peak_memory(edited)) < present(peak_memory(plain))
+
+
+def test_a_share_of_the_blocks_is_spread_evenly() -> None:
+    plain = sketched(gpt, layers=4)
+    again = {op.module.split(".")[2] for op in checkpointing(plain, "1/2").ops if op.phase == "backward"
+             and op.name == "aten::gelu"}  # fmt: skip
+    assert again == {"1", "3"}
+    assert len(checkpointing(plain, "4/4").ops) == len(checkpointing(plain).ops)
+    with pytest.raises(ForetraceError, match="no share of the blocks"):
+        checkpointing(plain, "3/2")
 
 
 def test_one_block_alone_is_computed_again() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from itertools import islice
 
 from foretrace.errors import ForetraceError, unknown_name
 from foretrace.graph.graph import Graph
@@ -11,20 +13,28 @@ from foretrace.transforms.blocks import all_repeated_blocks, block_index, is_nam
 from foretrace.transforms.dataflow import Dataflow, SlotCall, rebuild
 from foretrace.transforms.step import EditedCall, UnusedIds, assemble, editable_step
 
+SELECTIVE = "selective"
+SHARE = re.compile(r"(\d{1,4})/(\d{1,4})")
+GEMMS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
+ATTENTION = "_attention"
+CAST = "aten::_to_copy"
+
 
 def checkpointing(graph: Graph, blocks: str = "*") -> Graph:
     """The step with the activations of its repeated blocks recomputed in backward.
 
     As non-reentrant ``torch.utils.checkpoint`` does: a block is recomputed right before its backward first reads one of
     its activations, up to the last one that backward reads. ``blocks`` is a pattern of their modules, ``"*.blocks.*"``,
-    or the end of a name, ``"blocks.3"``.
+    or the end of a name, ``"blocks.3"``; a share of them, evenly spread, ``"1/2"``; or ``"selective"``: all of them,
+    with the results of attention and of every second GEMM kept, as torchtitan's ``selective_ac_option = "op"`` does.
     """
     graph, ops = editable_step(graph)
-    recomputation = _Recomputation(Dataflow(ops), ops)
-    for block in _selected_blocks(graph, ops, blocks):
+    recomputation = _Recomputation(Dataflow(ops), ops, selective=blocks == SELECTIVE)
+    for block in _selected_blocks(graph, ops, "*" if blocks == SELECTIVE else blocks):
         recomputation.add(block)
     made = recomputation.graph(graph)
-    made.notes.append("activations of repeated blocks are recomputed in backward")
+    kept = ", attention and every second GEMM excepted" * (blocks == SELECTIVE)
+    made.notes.append(f"activations of repeated blocks are recomputed in backward{kept}")
     return made
 
 
@@ -32,16 +42,28 @@ def _selected_blocks(graph: Graph, ops: list[Op], wanted: str) -> list[str]:
     found = all_repeated_blocks(ops)
     if not found:
         raise ForetraceError(f"{graph.title} has no repeated blocks", "Record it, or sketch it.")
+    if share := SHARE.fullmatch(wanted):
+        some, of = int(share[1]), int(share[2])
+        if not 0 < some <= of:
+            raise ForetraceError(f"checkpoint={wanted} is no share of the blocks", "Write it as 1/2.")
+        return [block for n, block in enumerate(found) if n * some // of < (n + 1) * some // of]
     selected = [block for block in found if is_named(block, wanted)]
     if not selected:
         raise unknown_name("block", wanted, found)
     return selected
 
 
+def _kept(forward: list[SlotCall]) -> list[SlotCall]:
+    """Calls whose results selective checkpointing keeps: attention, and every second GEMM."""
+    gemms = [call for call in forward if call.op.name in GEMMS]
+    return [*gemms[::2], *(call for call in forward if ATTENTION in call.op.name)]
+
+
 class _Recomputation:
     """The calls of a step, with some made again in backward."""
 
-    def __init__(self, step: Dataflow, ops: list[Op]) -> None:
+    def __init__(self, step: Dataflow, ops: list[Op], selective: bool = False) -> None:
+        self._selective = selective
         self._calls = [call for call in step.calls if call.row >= 0]
         self._ops = ops
         self._ids = UnusedIds(ops)
@@ -50,17 +72,36 @@ class _Recomputation:
         self._inserted: dict[int, list[Op]] = {}
         """New calls, by the row before which they come."""
         self._changed: dict[int, Op] = {}
+        self._held: dict[int, int] = {}
+        """Storages of results that are kept, and the row until which they are."""
+        freed = {storage for op in ops for storage in op.frees}
+        self._freed = freed
+        self._cached = {
+            tensor.storage
+            for call in self._calls
+            if call.op.name == CAST and call.op.phase == "forward" and not step.inputs.keys().isdisjoint(call.reads)
+            for tensor in call.made.values()
+            if tensor.storage not in freed
+        }
+        """Copies of weights that autocast's cache holds to the end of the step."""
+        self._clears_cache: set[int] = set()
+        """Recomputed casts before which that cache is empty, by identity: the first one of each block."""
 
     def add(self, block: str) -> None:
         """Recompute a block where its backward begins to need it."""
         inside = [call for call in self._calls if block_index(call.op.module, [block]) == 0]
         forward, backward = ([call for call in inside if call.op.phase == phase] for phase in ("forward", "backward"))
+        kept = (
+            {slot: tensor for call in _kept(forward) for slot, tensor in call.made.items()} if self._selective else {}
+        )
+        forward = [call for call in forward if kept.keys().isdisjoint(call.made)]
         made = {slot for call in forward for slot in call.made}
         needed = {slot for call in backward for slot in call.reads if slot in made}
         if not needed:
             return
         last = max(place for place, call in enumerate(forward) if needed.intersection(call.made))
         first = next(call for call in backward if needed.intersection(call.reads))
+        self._held |= {tensor.storage: first.row for tensor in kept.values()}
         new: dict[int, Tensor] = {}
         storages: dict[int, int] = {}
         allocated = {tensor.storage for call in forward for tensor in call.made.values()} - {
@@ -68,9 +109,18 @@ class _Recomputation:
         }
         again = [self._recomputed(call, new, storages, allocated, first.op) for call in forward[: last + 1]]
         self._inserted.setdefault(first.row, []).extend(again)
+        copies = {storages[storage] for storage in self._cached & storages.keys()}
+        casts = (op for op in again if any(tensor.storage in copies for tensor in op.produced))
+        self._clears_cache |= {id(op) for op in islice(casts, 1)}
+        self._cached |= copies
         for call in backward:
             if not new.keys().isdisjoint(call.reads):
-                self._changed[call.row] = rebuild(call, new.get, op=self._changed.get(call.row))
+                new |= {  # views of what was recomputed
+                    slot: replace(tensor, storage=storages[tensor.storage])
+                    for slot, tensor in call.made.items()
+                    if tensor.storage in storages
+                }
+                self._changed[call.row] = rebuild(call, new.get, new.get, op=self._changed.get(call.row))
 
     def _recomputed(
         self, call: SlotCall, new: dict[int, Tensor], storages: dict[int, int], allocated: set[int], before: Op
@@ -99,10 +149,27 @@ class _Recomputation:
             for old, new in zip(self._ops[row].tensors, op.tensors)
             if old.storage != new.storage
         }
-        early = no_longer_read & {number for op in self._ops for number in op.frees}
+        early = no_longer_read & self._freed
+        places = {call.origin: number for number, call in enumerate(calls)}
+        for storage in self._held.keys() & self._freed:
+            last[storage] = max(last[storage], places[self._held[storage]])
+            early.add(storage)
+        last |= self._last_cached(calls, last)
         for call in calls:
             call.op.frees = tuple(storage for storage in call.op.frees if storage not in early)
-        for storage in (*sorted(early), *self._allocated):
+        for storage in (*sorted(early), *self._allocated, *sorted(self._cached.difference(self._allocated))):
             if last[storage] + 1 < len(calls):
                 calls[last[storage] + 1].op.frees += (storage,)
         return assemble(graph, calls)
+
+    def _last_cached(self, calls: list[EditedCall], last: dict[int, int]) -> dict[int, int]:
+        """The last use of copies that autocast caches: leaving the context of a recomputed block empties the cache,
+        which then fills anew.
+        """
+        until, alive = dict.fromkeys(self._cached, len(calls)), set[int]()
+        for place, call in enumerate(calls):
+            if id(call.op) in self._clears_cache:
+                until |= {storage: max(last[storage], place - 1) for storage in alive}
+                alive.clear()
+            alive |= {tensor.storage for tensor in call.op.produced if tensor.storage in self._cached}
+        return until
