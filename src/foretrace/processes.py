@@ -18,7 +18,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 try:
     import fcntl
@@ -305,16 +308,33 @@ def map_in_processes(
     concurrent.futures.process.BrokenProcessPool
         If one of them was killed.
     """
-    from concurrent.futures import ProcessPoolExecutor, as_completed
+    from concurrent.futures import as_completed
+
+    with worker_pool(count, start, arguments) as submit:
+        for task in as_completed(submit(work, todo)):
+            yield task.result()
+
+
+@contextmanager
+def worker_pool(
+    count: int, start: Callable[..., None] | None = None, arguments: tuple[Any, ...] = ()
+) -> Iterator[Callable[[Callable[[Task], Result], Sequence[Task]], list[Future[Result]]]]:
+    """So many new processes, which end with this one: what gives them a function of a module and what to call it with.
+
+    As in `map_in_processes`, which gives them work once.
+    """
+    from concurrent.futures import ProcessPoolExecutor
     from multiprocessing import active_children, get_context
 
     others = set(active_children())
     pool = ProcessPoolExecutor(count, get_context("spawn"), _start_worker, (os.getpid(), start, arguments))
-    try:
+
+    def submit(work: Callable[[Task], Result], todo: Sequence[Task]) -> list[Future[Result]]:
         with _uninterrupted(), _without_script():
-            tasks = [pool.submit(work, task) for task in todo]
-        for task in as_completed(tasks):
-            yield task.result()
+            return [pool.submit(work, task) for task in todo]
+
+    try:
+        yield submit
     finally:
         # What is still to be done after an interrupt is not waited for. The pool is left to find its processes
         # ended: were its tasks cancelled as well, it would complain of them, or still be there when Python ends.

@@ -17,3 +17,16 @@ def test_plans_are_listed_with_how_to_apply_them(foretrace, tmp_path: Path):
     assert len(fields["plans"]) >= 3 and fields["simulated"] <= fields["space"]
     wrong = foretrace("advise", script, "--target", "soon")
     assert wrong.code == 2 and "is no time" in wrong.err
+
+
+def test_a_target_that_no_plan_reaches_names_the_nearest_and_what_stands_in_the_way(foretrace, tmp_path: Path):
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    ran = foretrace("advise", script, "--target", "0.0001ms", "--workers", "1")
+    assert ran.code == 0 and "no plan reaches 0.0001 ms: the nearest takes" in ran.out and "device work" in ran.out
+    none = foretrace("advise", script, "--memory", "0.0001")
+    assert none.code == 2 and "no plan fits" in none.err
+    odd = foretrace("advise", script, "--world", "3", "--samples", "7", "--set", "tensor=1")
+    assert odd.code == 2 and "no plan divides 7 samples between 3 GPUs" in odd.err
+    unknown = foretrace("advise", script, "--set", "speed=9")
+    assert unknown.code == 2 and "setting" in unknown.err

@@ -7,23 +7,10 @@ import pytest
 import gpt
 from foretrace.errors import ForetraceError
 from foretrace.graph import Graph, Job, OpTable
-from foretrace.whatif.advise import advise, factors_of
-from foretrace.whatif.changes import JobChanges
-from foretrace.whatif.grammar import read_changes
+from foretrace.whatif.advise import advise
+from foretrace.whatif.plan_lines import lines, torchtitan_settings
+from foretrace.whatif.plans import Plan, settings
 from tests.transforms.agreement import sketched
-
-
-def test_layouts_multiply_to_the_world() -> None:
-    layouts = factors_of(Job([sketched(gpt)]), 8)[0].choices
-    for layout in layouts:
-        shared = JobChanges.of(read_changes(layout)).parallelism
-        assert shared.get("data", 1) * shared.get("tensor", 1) * shared.get("pipeline", 1) == 8
-    assert layouts[0] == ("data=8",) and len(set(layouts)) == len(layouts)
-
-
-def test_an_empty_step_has_no_batch_and_no_blocks_to_choose() -> None:
-    factors = {factor.name: factor.choices for factor in factors_of(Job([Graph(OpTable.of([]))]), 1)}
-    assert factors == {"layout": [()], "batch": [()], "checkpoint": [()], "precision": [()], "optimizer": [()]}
 
 
 def test_the_best_plan_comes_first_and_says_how() -> None:
@@ -41,16 +28,26 @@ def test_plans_stay_within_the_memory() -> None:
     limit = min(plan.reserved_bytes or 0 for plan in free.plans)
     limited = advise(sketched(gpt, batch=256), "h200", world=1, memory_limit=limit)
     assert all((plan.reserved_bytes or 0) <= limit for plan in limited.plans)
-    with pytest.raises(ForetraceError, match="no plan fits: the smallest needs"):
+    with pytest.raises(ForetraceError, match="no plan fits: the smallest needs .* of which weights"):
         advise(sketched(gpt), "h200", world=1, memory_limit=1)
 
 
 def test_the_fewest_gpus_for_a_target_are_found_or_the_nearest_named() -> None:
-    alone = advise(sketched(gpt), "h200", world=1).plans[0].step_ms
+    alone = advise(sketched(gpt), "h200", world=1, samples=8).plans[0].step_ms
     found = advise(sketched(gpt), "h200", world=2, goal="fewest", target_ms=alone * 1.5)
-    assert found.plans[0].ranks == 1
+    assert found.plans[0].ranks == 1 and found.plans[0].samples == 8
     never = advise(sketched(gpt), "h200", world=1, goal="fewest", target_ms=1e-6)
-    assert "no plan reaches" in never.notes[0] and never.plans
+    assert "no plan reaches" in never.notes[0] and "device work" in never.notes[0] and never.plans
+
+
+def test_what_is_fixed_stays_and_the_samples_of_a_step_too() -> None:
+    found = advise(sketched(gpt), "h200", world=2, samples=16, fixed=["sharded=on"])
+    assert all("sharded=on" in plan.changes and plan.samples == 16 for plan in found.plans)
+
+
+def test_a_world_that_no_plan_divides_is_said_with_the_nearest_that_does() -> None:
+    with pytest.raises(ForetraceError, match=r"no plan divides 8 samples between 3 GPUs with tensor=1.*\b[24] GPUs"):
+        advise(sketched(gpt), "h200", world=3, samples=8, fixed=["tensor=1"])
 
 
 def test_goals_that_make_no_sense_are_refused() -> None:
@@ -58,3 +55,41 @@ def test_goals_that_make_no_sense_are_refused() -> None:
         advise(sketched(gpt), goal="best")
     with pytest.raises(ForetraceError, match="needs a target"):
         advise(sketched(gpt), goal="fewest")
+    with pytest.raises(ForetraceError, match="no optimizer"):
+        advise(Graph(OpTable.of([])), world=2)
+
+
+def plan(*changes: str, ranks: int = 8) -> Plan:
+    return Plan(list(changes), ranks, 1.0, 1.0, 8, 1.0, 1, 1, True)
+
+
+def test_layers_are_split_as_parallelize_splits_them() -> None:
+    found = "\n".join(lines(plan("data=4", "tensor=2", "sharded=on"), Job([sketched(gpt)]), "train.py"))
+    assert '"attention.qkv": ColwiseParallel(), "attention.out": RowwiseParallel()' in found
+    assert '"mlp.0": ColwiseParallel(), "mlp.2": RowwiseParallel()' in found
+    assert 'init_device_mesh("cuda", (4, 2), mesh_dim_names=("dp", "tp"))' in found
+    assert 'for block in model.blocks: fully_shard(block, mesh=mesh["dp"])' in found
+
+
+def test_lines_of_code_can_be_compiled() -> None:
+    every = plan(
+        "dtype=bf16", "optimizer=fused", "batch=16", "checkpoint=1/2", "fuse=elementwise", "data=2", "tensor=2",
+        "pipeline=2", "microbatches=4", "sharded=on", "mixed=on", "schedule=interleaved", "chunks=2",
+    )  # fmt: skip
+    first, *rest = lines(every, Job([sketched(gpt)]), "train.py", gpus_per_node=4)
+    assert first == "torchrun --nnodes 2 --nproc-per-node 4 train.py"
+    for line in rest:
+        compile(line, "line", "exec")
+
+
+def test_torchtitan_settings_have_its_names() -> None:
+    found = torchtitan_settings(settings([
+        "batch=16", "checkpoint=selective", "data=4", "pipeline=2", "microbatches=8", "schedule=interleaved",
+        "zero1=on",
+    ]))  # fmt: skip
+    assert found == [
+        '[parallelism] data_parallel_shard_degree = 4, pipeline_parallel_degree = 2, pipeline_parallel_schedule = '
+        '"Interleaved1F1B", pipeline_parallel_microbatch_size = 2',
+        "[training] local_batch_size = 16",
+        '[activation_checkpoint] mode = "selective", selective_ac_option = "op"',
+    ]  # fmt: skip

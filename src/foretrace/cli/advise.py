@@ -24,9 +24,17 @@ GoalOption = Annotated[
     Goal, typer.Option(help="The least time for a sample; the least cost for one; the fewest GPUs for --target.")
 ]
 Target = Annotated[str | None, typer.Option(metavar="MS", help="Step time to reach with the fewest GPUs: 250ms.")]
-Memory = Annotated[float | None, typer.Option(metavar="GB", help="Memory that PyTorch may reserve on a GPU.")]
+Memory = Annotated[float | None, typer.Option(metavar="GIB", help="Memory that PyTorch may reserve on a GPU.")]
 Price = Annotated[float | None, typer.Option(help="Dollars for an hour of a GPU.")]
 Seconds = Annotated[float | None, typer.Option(min=1.0, help="Give the best so far after so long.")]
+Samples = Annotated[int | None, typer.Option(min=1, help="Samples in a step of all GPUs together; default: any.")]
+Fixed = Annotated[
+    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A setting of every plan; may be repeated.")
+]
+Workers = Annotated[int | None, typer.Option(min=1, help="Processes; default: one for each core, of large steps.")]
+OnRay = Annotated[
+    str | None, typer.Option(metavar="ADDRESS", help="Use the Ray cluster at this address; local starts one.")
+]
 Top = Annotated[int, typer.Option(min=1, help="How many plans to list.")]
 
 
@@ -40,7 +48,11 @@ def advise(
     price: Price = None,
     fabric: OtherFabric = None,
     gpus_per_node: PerNode = None,
+    samples: Samples = None,
+    sets: Fixed = None,
     seconds: Seconds = None,
+    workers: Workers = None,
+    ray: OnRay = None,
     top: Top = 10,
     json: AsJson = False,
 ) -> None:
@@ -55,8 +67,8 @@ def advise(
     wanted = Goal.fewest if target is not None and goal is Goal.fastest else goal
     with progress_bar() as on_progress:
         found = search(
-            what, on, world, wanted.value, _milliseconds(target), round(memory * 1e9) if memory else None, price,
-            fabric, gpus_per_node, top, seconds, on_progress,
+            what, on, world, wanted.value, _milliseconds(target), round(memory * 2**30) if memory is not None else None,
+            price, fabric, gpus_per_node, top, seconds, samples, sets or (), workers, ray, on_progress,
         )  # fmt: skip
     from foretrace.report import show
 

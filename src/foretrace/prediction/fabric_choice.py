@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 from foretrace.cost_models.collectives.pricing import assumptions
@@ -45,6 +46,7 @@ def fabrics_of(device: str, worlds: Sequence[int], gpus_per_node: int | None = N
     return [fabric_of(device, world, gpus_per_node, size) for world in worlds]
 
 
+@cache
 def fabric_of(device: str, world: int, gpus_per_node: int | None = None, size: int | None = None) -> Fabric:
     """The shipped fabric of a device that comes closest to a job of so many ranks.
 

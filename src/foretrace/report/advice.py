@@ -11,7 +11,8 @@ from foretrace.report.formatting import bytes_, figure, ms, printable
 from foretrace.report.terminal import Blocks, Fact, fact_lines, note_lines, table
 
 if TYPE_CHECKING:
-    from foretrace.whatif.advise import Advice, Plan
+    from foretrace.whatif.advise import Advice
+    from foretrace.whatif.plans import Plan
 
 
 def advice_blocks(advice: Advice, top: int | None) -> Blocks:
@@ -35,12 +36,14 @@ def _facts(advice: Advice) -> Iterator[Fact]:
             f"; {given.sample_us / best.sample_us:.2f} times as many samples a second as {', '.join(given.changes)}"
         )
     yield "best", f"{ms(best.step_ms)} ms", f"a step{span}: {', '.join(best.changes) or 'as it is'}{faster}"
-    yield "searched", f"{advice.simulated:,}", f"of {advice.space:,} plans were simulated"
+    pruned = f"; {advice.pruned:,} can't fit by their weights and states alone" if advice.pruned else ""
+    yield "searched", f"{advice.simulated:,}", f"of {advice.space:,} plans were simulated{pruned}"
 
 
 def _row(number: int, plan: Plan, priced: bool) -> list[str]:
     per_second = figure(plan.samples_per_second) if plan.samples_per_second else "?"
     cost = [figure(plan.cost) if plan.cost is not None else "?"] if priced else []
     held = bytes_(plan.reserved_bytes or plan.memory_bytes)
+    step = f"{'~' if plan.estimated else ''}{ms(plan.step_ms)}"
     changes = " ".join(plan.changes) or "as it is"
-    return [f"{number}", ms(plan.step_ms), per_second, held, f"{plan.ranks:,}", *cost, changes]
+    return [f"{number}", step, per_second, held, f"{plan.ranks:,}", *cost, changes]

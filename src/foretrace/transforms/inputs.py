@@ -100,6 +100,7 @@ class StepInputs:
 def _layer_rows(step: Dataflow) -> Iterator[int]:
     """Rows of what the step makes and gives to layers of the forward: samples, or tokens of samples."""
     views: dict[int, int] = {}
+    tensors = step.tensors
     for call in (call for call in step.calls if call.op.phase in BEFORE_BACKWARD):
         name, slots = call.op.name.removeprefix("aten::").rstrip("_"), call.reads
         if name in VIEWS and len(call.made) == 1 and slots:
@@ -107,7 +108,7 @@ def _layer_rows(step: Dataflow) -> Iterator[int]:
         factor = FACTORS.get(name, 0)
         origins = [views.get(slot, slot) for slot in slots]
         if factor and len(slots) > factor and origins[factor] in step.inputs and origins[factor - 1] not in step.inputs:
-            shape = step.tensors[slots[factor - 1]].shape
+            shape = tensors[slots[factor - 1]].shape
             yield shape[0] if name == "convolution" or not shape else prod(shape[:-1])
 
 

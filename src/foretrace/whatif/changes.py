@@ -28,6 +28,8 @@ from foretrace.whatif.grammar import JOB_CHANGES, PARALLELISM, RESIZABLE, STEP_C
 FUSED_BETWEEN_COLLECTIVES = Change("fuse", "elementwise")
 
 
+MAX_OPS_HELD = 20_000
+"""Of all versions of a step that are held for later changes, together: some 100 MB."""
 FUSED_ANEW = ("batch", "seq", "dtype")
 """Changes that a compiled step takes: its programs are opened for them, and fused anew."""
 
@@ -62,8 +64,11 @@ class EditedStep:
         self.by(done[:-1])
         self._on_stage(f"setting {done[-1]}")
         changed = self._changed(done[:-1], done[-1])
-        self._graphs = {key: graph for key, graph in self._graphs.items() if key == done[: len(key)]}
         self._graphs[done] = changed
+        others = [key for key in self._graphs if key != done[: len(key)]]  # the oldest first
+        held = sum(len(graph.ops) for graph in self._graphs.values())
+        while others and held > MAX_OPS_HELD:
+            held -= len(self._graphs.pop(others.pop(0)).ops)
         return changed
 
     def _changed(self, before: tuple[Change, ...], change: Change) -> Graph:

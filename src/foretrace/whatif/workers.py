@@ -1,15 +1,18 @@
-"""Sweeps in several processes of this machine, each of which reads what is swept for itself."""
+"""Sweeps and searches in several processes of this machine, or on a Ray cluster."""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-from foretrace.graph import ForetraceError
-from foretrace.processes import map_in_processes
+from foretrace.graph import ForetraceError, Job
+from foretrace.processes import map_in_processes, worker_pool
+from foretrace.whatif.plan_search import Simulate, Simulator
+from foretrace.whatif.plans import Choice
 from foretrace.whatif.points import Point
 from foretrace.whatif.sweep import Subject, Swept, Task
 
@@ -62,6 +65,56 @@ def predicted_on_ray(
     except ray.exceptions.RayTaskError as error:
         cause = error.cause
         raise cause if isinstance(cause, ForetraceError) else error from None
+    finally:
+        ray.shutdown()
+
+
+Given = tuple[Job, str, str | None, int | None]
+"""What a `Simulator` is made of."""
+_simulators: list[Simulator] = []
+
+
+@contextmanager
+def simulated_in_processes(given: Given, count: int) -> Iterator[Simulate]:
+    """Plans of a job, simulated by so many processes."""
+    with worker_pool(count, _start_simulator, given) as submit:
+
+        def simulate(plans: Sequence[Choice], whole: bool) -> list[Point]:
+            try:
+                return [task.result() for task in submit(_simulate, [(plan, whole) for plan in plans])]
+            except BrokenProcessPool:
+                raise ForetraceError(
+                    "a process that simulates plans was killed", "Memory may have run out: give fewer --workers."
+                ) from None
+
+        yield simulate
+
+
+def _start_simulator(*given: Any) -> None:
+    gc.disable()
+    _simulators.append(Simulator(*given))
+
+
+def _simulate(task: tuple[Choice, bool]) -> Point:
+    (point,) = _simulators[0].points([task[0]], task[1])
+    return point
+
+
+@contextmanager
+def simulated_on_ray(address: str, given: Given, workers: int | None) -> Iterator[tuple[Simulate, int]]:
+    """Plans of a job, simulated by a Ray cluster; and how many at once."""
+    ray = connect_ray(address)
+    try:
+        cores = int(ray.cluster_resources().get("CPU", 1))
+        count = min(workers or cores, cores)
+        worker, shared = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=-1)(Simulator), ray.put(given[0])
+        crew = [worker.remote(shared, *given[1:]) for _ in range(count)]
+
+        def simulate(plans: Sequence[Choice], whole: bool) -> list[Point]:
+            asked = [crew[n % count].points.remote([plan], whole) for n, plan in enumerate(plans)]
+            return [point for points in ray.get(asked) for point in points]
+
+        yield simulate, count
     finally:
         ray.shutdown()
 

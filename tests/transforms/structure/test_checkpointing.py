@@ -22,7 +22,7 @@ from tests.transforms.agreement import assert_same, sketched
 def test_a_step_computes_its_blocks_again_as_pytorch_does(dtype: str) -> None:
     plain, truth = (sketched(gpt, options={"dtype": dtype, "recompute": again}) for again in (False, True))
     edited = checkpointing(plain)
-    # Variables of a block's code hold casts and views a few calls longer than their last use: no plain step shows which.
+    # Variables of a block's code hold casts a few calls longer than their last use: no plain step shows which.
     assert_same(edited, truth, memory=0.02 if dtype == "bf16" else 0.0)
     assert [op.entered for op in edited.ops] == [op.entered for op in truth.ops]
     assert present(peak_memory(edited)) < present(peak_memory(plain))

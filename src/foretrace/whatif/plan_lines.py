@@ -1,0 +1,212 @@
+"""Why a plan helps, and how to apply it: the launch, calls of PyTorch, and torchtitan's settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+
+from foretrace.errors import ForetraceError
+from foretrace.graph import Job, Op
+from foretrace.transforms.blocks import all_repeated_blocks, block_index
+from foretrace.transforms.parallel.parallelize import parallelize
+from foretrace.transforms.structure.checkpointing import GEMMS, SELECTIVE, SHARE
+from foretrace.whatif.plans import Plan, settings
+
+WHY = {
+    "data": "{} replicas, each with a batch of its own",
+    "tensor": "layers are split between {} ranks of a node: less memory and work a rank, for an exchange in each layer",
+    "sequence": "norms and dropouts are split over the sequence as well: less memory, the same exchange",
+    "pipeline": "blocks in {} stages: weights and activations of a stage only, for a bubble at both ends",
+    "microbatches": "{} parts of the batch keep the stages busy",
+    "schedule": "each stage has several groups of blocks: a smaller bubble, for more sends",
+    "experts": "experts of a mixture on {} ranks, which exchange tokens",
+    "zero1": "optimizer states in shards: less memory, the same exchange",
+    "sharded": "weights, gradients and optimizer state in shards (FSDP2), gathered layer by layer",
+    "mixed": "shards are gathered in bfloat16, and kept in float32: half of the traffic",
+    "buckets": "gradients are reduced in buckets of {} MB: fewer, larger exchanges",
+    "batch": "a batch of {} a rank",
+    "autocast": "matrix products in bfloat16 on Tensor Cores",
+    "optimizer": "one fused kernel updates all weights: fewer launches, less memory traffic",
+    "fuse": "element-wise calls are fused, as torch.compile does it: less memory traffic, fewer launches",
+}
+CHECKPOINTED = {
+    "*": "blocks keep only their inputs, and are computed again in backward: less memory, a third more work",
+    SELECTIVE: "blocks keep attention and every second matrix product, and compute the rest again: less memory",
+}
+NODE = 8
+"""GPUs of a node, where nothing says how many there are."""
+
+
+def reasons(plan: Plan) -> Iterator[str]:
+    """Why each of the changes helps."""
+    for name, value in settings(plan.changes).items():
+        if name == "checkpoint":
+            yield CHECKPOINTED.get(value, f"{value} of the blocks are computed again in backward: less memory")
+        elif name in WHY and value not in ("1", "off"):
+            yield WHY[name].format(value)
+
+
+def lines(plan: Plan, job: Job, script: str, gpus_per_node: int | None = None) -> list[str]:
+    """How to make the plan so.
+
+    >>> from foretrace.graph import Graph, OpTable
+    >>> plan = Plan(["data=16"], 16, 1.0, 1.0, None, None, None, None, True)
+    >>> lines(plan, Job([Graph(OpTable.of([]))]), "train.py")[0]
+    'torchrun --nnodes 2 --nproc-per-node 8 train.py'
+    """
+    return list(_lines(plan, job, script, gpus_per_node or NODE))
+
+
+def _lines(plan: Plan, job: Job, script: str, node: int) -> Iterator[str]:
+    given = settings(plan.changes)
+    if plan.ranks > 1:
+        nodes = -(-plan.ranks // node)
+        yield f"torchrun --nnodes {nodes} --nproc-per-node {min(plan.ranks, node)} {script}"
+    if job.world == 1:
+        yield from _calls(given, job)
+        yield from (f"# torchtitan: {line}" for line in torchtitan_settings(given))
+
+
+def _calls(given: Mapping[str, str], job: Job) -> Iterator[str]:
+    """Calls of PyTorch, in the order in which they have to be made."""
+    ops = list(job.graphs[0].ops)
+    names = all_repeated_blocks(ops)
+    blocks = f"model.{_path(names[0]).rpartition('.')[0]}" if names else "model.blocks"
+    degrees = {name: int(given.get(name, 1)) for name in ("pipeline", "data", "tensor")}
+    used = {name: ranks for name, ranks in degrees.items() if ranks > 1}
+    if used:
+        short = {"pipeline": "pp", "data": "dp", "tensor": "tp"}
+        sizes = "".join(f"{ranks}, " for ranks in used.values()).rstrip(" " if len(used) == 1 else ", ")
+        dims = "".join(f'"{short[name]}", ' for name in used).rstrip(" " if len(used) == 1 else ", ")
+        yield f'mesh = init_device_mesh("cuda", ({sizes}), mesh_dim_names=({dims}))'
+    if "batch" in given:
+        yield f"batch_size = {given['batch']}  # of a data parallel rank"
+    if "pipeline" in used:
+        name = {"interleaved": "ScheduleInterleaved1F1B", "gpipe": "ScheduleGPipe"}.get(
+            given.get("schedule", ""), "Schedule1F1B"
+        )
+        stages = "stages" if name == "ScheduleInterleaved1F1B" else "stage"
+        each = f", {given['chunks']} of them on each rank" if "chunks" in given else ""
+        yield f"schedule = {name}({stages}, n_microbatches={given['microbatches']}, loss_fn=loss_fn)" + (
+            f"  # {len(names)} blocks in {used['pipeline'] * int(given.get('chunks', 1))} stages{each}"
+        )
+    if "tensor" in used:
+        plan = ", ".join(f'"{name}": {how}()' for name, how in _split_layers(job, ops, names, used["tensor"]).items())
+        yield f'for block in {blocks}: parallelize_module(block, mesh["tp"], {{{plan}}})'
+        if "sequence" in given:
+            yield "# and SequenceParallel() for the norms of each block in the same plan"
+    if "checkpoint" in given:
+        yield _checkpointing(given["checkpoint"], blocks)
+    if "fuse" in given:
+        yield f"for block in {blocks}: block.compile()" if names else "model.compile()"
+    if "data" in used:
+        yield from _data_parallel(given, blocks, bool(names))
+    if "autocast" in given:
+        yield 'with torch.autocast("cuda", torch.bfloat16): loss = ...  # the forward pass'
+    if "optimizer" in given or "zero1" in given:
+        fused = ", fused=True" if "optimizer" in given else ""
+        zero = f"ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW{fused})"
+        yield f"optimizer = {zero if 'zero1' in given else f'torch.optim.AdamW(model.parameters(){fused})'}"
+
+
+def _data_parallel(given: Mapping[str, str], blocks: str, repeated: bool) -> Iterator[str]:
+    if "sharded" not in given:
+        size = f", bucket_cap_mb={given['buckets']}" if "buckets" in given else ""
+        yield f'model = DistributedDataParallel(model, process_group=mesh["dp"].get_group(){size})'
+        return
+    policy = ""
+    if "mixed" in given:
+        yield "policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)  # float32 weights"
+        policy = ", mp_policy=policy"
+    kept = ", reshard_after_forward=False" if "pipeline" in given else ""
+    if repeated:
+        yield f'for block in {blocks}: fully_shard(block, mesh=mesh["dp"]{policy}{kept})'
+    yield f'fully_shard(model, mesh=mesh["dp"]{policy}{kept})'
+
+
+def _checkpointing(value: str, blocks: str) -> str:
+    if value == SELECTIVE:
+        return (
+            f"# selective checkpointing of {blocks}: keep attention and every second mm, by a context_fn of checkpoint"
+        )
+    if share := SHARE.fullmatch(value):
+        some, of = int(share[1]), int(share[2])
+        test = f"n % {of} == {of - 1}" if some == 1 else f"n * {some} // {of} < (n + 1) * {some} // {of}"
+        return f"for n, block in enumerate({blocks}): {blocks}[n] = checkpoint_wrapper(block) if {test} else block"
+    return f"for n, block in enumerate({blocks}): {blocks}[n] = checkpoint_wrapper(block)"
+
+
+def _path(module: str) -> str:
+    """A module's name inside of its model, whose class comes first."""
+    return module.partition(".")[2]
+
+
+def _split_layers(job: Job, ops: list[Op], names: list[str], ranks: int) -> dict[str, str]:
+    """How the layers of a block are split, by what `parallelize` makes of their weights."""
+    with suppress(ForetraceError):
+        split = parallelize(job, tensor=ranks).graphs[0].ops
+        before, after = _weight_shapes(ops, names), _weight_shapes(split, names)
+        return {
+            name: "ColwiseParallel" if after[name][0] < shape[0] else "RowwiseParallel"
+            for name, shape in before.items()
+            if name in after and after[name] != shape
+        }
+    return {}
+
+
+def _weight_shapes(ops: Iterable[Op], names: list[str]) -> dict[str, tuple[int, ...]]:
+    """Outputs and inputs of the first block's linear layers, by the shapes of their products."""
+    found: dict[str, tuple[int, ...]] = {}
+    for op in ops:
+        if op.phase == "forward" and op.name in GEMMS[:2] and block_index(op.module, names[:1]) == 0:
+            *_, weight = op.tensors
+            found.setdefault(op.module[len(names[0]) + 1 :], (weight.shape[1], weight.shape[0]))
+    return found
+
+
+def torchtitan_settings(given: Mapping[str, str]) -> list[str]:
+    """The sections of a torchtitan job's TOML file that a plan changes.
+
+    >>> torchtitan_settings({"data": "32", "tensor": "8", "sharded": "on", "checkpoint": "1/2"})[0]
+    '[parallelism] data_parallel_shard_degree = 32, tensor_parallel_degree = 8'
+    """
+    sections: dict[str, dict[str, str]] = {"parallelism": {}, "training": {}}
+    parallelism, training = sections["parallelism"], sections["training"]
+    if "data" in given:
+        kind = "shard" if "sharded" in given or "zero1" in given else "replicate"
+        parallelism[f"data_parallel_{kind}_degree"] = given["data"]
+        if kind == "replicate":
+            parallelism["data_parallel_shard_degree"] = "1"
+    for name in ("tensor", "pipeline", "expert"):
+        if (degree := given.get("experts" if name == "expert" else name, "1")) != "1":
+            parallelism[f"{name}_parallel_degree"] = degree
+    if "batch" in given:
+        training["local_batch_size"] = given["batch"]
+    if "pipeline" in given:
+        parallelism |= _pipeline_settings(given)
+    if {"autocast", "mixed"} & given.keys():
+        training["mixed_precision_param"] = '"bfloat16"'
+    if "checkpoint" in given:
+        sections["activation_checkpoint"] = _activation_checkpoint(given["checkpoint"])
+    if "optimizer" in given:
+        sections["optimizer"] = {"implementation": '"fused"'}
+    if "fuse" in given:
+        sections["compile"] = {"enable": "true"}
+    return [f"[{name}] {', '.join(f'{k} = {v}' for k, v in each.items())}" for name, each in sections.items() if each]
+
+
+def _pipeline_settings(given: Mapping[str, str]) -> dict[str, str]:
+    schedule = {"interleaved": "Interleaved1F1B", "gpipe": "GPipe"}.get(given.get("schedule", ""), "1F1B")
+    found = {"pipeline_parallel_schedule": f'"{schedule}"'}
+    if "batch" in given:
+        size = max(int(given["batch"]) // int(given["microbatches"]), 1)
+        found["pipeline_parallel_microbatch_size"] = str(size)
+    return found
+
+
+def _activation_checkpoint(mode: str) -> dict[str, str]:
+    if mode == SELECTIVE:
+        return {"mode": '"selective"', "selective_ac_option": '"op"'}
+    if mode.startswith("1/"):
+        return {"mode": '"selective"', "selective_ac_option": f'"{mode[2:]}"'}
+    return {"mode": '"full"'}

@@ -1,0 +1,107 @@
+"""The search among plans: few are simulated, and the best is found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+import gpt
+from foretrace.graph import Job
+from foretrace.platform.registry import load_platform
+from foretrace.whatif.plan_search import MAX_SHARE, Search, SettingsModel, Simulator
+from foretrace.whatif.plans import Choice, Factor, settings
+from foretrace.whatif.points import Point
+from tests.transforms.agreement import sketched
+
+GIB = 2**30
+FACTORS = [
+    Factor("layout", [(f"data={16 // t}", *([f"tensor={t}"] if t > 1 else [])) for t in (1, 2, 4, 8, 16)]),
+    Factor("shards", [(), ("buckets=100",), ("zero1=on",), ("sharded=on",)]),
+    Factor("batch", [(), ("batch=2",), ("batch=4",), ("batch=16",), ("batch=32",)]),
+    Factor("checkpoint", [(), ("checkpoint=1/2",), ("checkpoint=*",)]),
+    Factor("precision", [(), ("autocast=bf16",)]),
+    Factor("optimizer", [(), ("optimizer=fused",)]),
+]
+
+
+def made_up(plan: Choice) -> Point:
+    """A cluster on paper, on which settings work together: shards need a large batch, tensor ranks a small one."""
+    given = settings(plan)
+    batch, tensor = int(given.get("batch", 8)), int(given.get("tensor", 1))
+    work = batch * (1.3 if given.get("checkpoint") == "*" else 1.15 if "checkpoint" in given else 1.0)
+    work *= 0.5 if "autocast" in given else 1.0
+    ms = work / tensor + 0.4 * math.log2(tensor) * math.sqrt(batch) + (0.5 if "optimizer" in given else 1.0)
+    ms += {"sharded": 3.0, "zero1": 2.2}.get(next((n for n in ("sharded", "zero1") if n in given), ""), 2.0) / tensor
+    states = 60.0 / tensor / (8 if "sharded" in given else 3 if "zero1" in given else 1)
+    kept = 3.0 * batch / tensor / (6 if given.get("checkpoint") == "*" else 1.7 if "checkpoint" in given else 1)
+    size = round((states + kept) * GIB)
+    return Point(list(plan), "h200", 16, None, ms, ms, ms, size, size, samples=batch * int(given["data"]))
+
+
+def searched(
+    simulate: Callable[[Choice], Point], limit: int | None = None, at_once: int = 1
+) -> tuple[Search, list[Choice]]:
+    tried: list[Choice] = []
+
+    def points(plans: Sequence[Choice], whole: bool) -> list[Point]:
+        tried.extend(plans)
+        return [simulate(plan) for plan in plans]
+
+    job = Job([sketched(gpt)])
+    search = Search(job, load_platform("h200"), 16, points, limit, factors=FACTORS, at_once=at_once)
+    search.run()
+    return search, tried
+
+
+@pytest.mark.parametrize("limit", [130 * GIB, 60 * GIB, 25 * GIB, 12 * GIB])
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_the_best_plan_is_found_with_few_simulations(limit: int, at_once: int) -> None:
+    search, tried = searched(made_up, limit, at_once)
+    fitting = [made_up(plan) for plan in search.space]
+    best = min(p.next_ms / p.samples for p in fitting if p.reserved_bytes <= limit)  # type: ignore[operator,type-var]
+    found = made_up(search.ranked()[0])
+    assert found.next_ms / found.samples <= best * 1.01  # type: ignore[operator]
+    assert len(tried) == len(set(tried)) <= max(MAX_SHARE * len(search.space), 40) and len(search.space) > 1000
+
+
+def test_a_setting_that_always_fails_is_given_up() -> None:
+    def simulate(plan: Choice) -> Point:
+        return Point(list(plan), "h200", error="no") if "autocast=bf16" in plan else made_up(plan)
+
+    search, tried = searched(simulate)
+    assert sum("autocast=bf16" in plan for plan in tried) <= 4 and search.ranked()
+
+
+def test_plans_whose_bound_is_above_the_best_are_never_tried() -> None:
+    search, _ = searched(made_up)
+    best = search._best_us()
+    search._sample_us[:] = best * 2
+    assert search._most_promising(5) == []
+
+
+def test_no_plan_is_pruned_that_might_fit() -> None:
+    search, _ = searched(made_up, limit=1)
+    assert search.pruned == len(search.space) and search.ranked() == []
+
+
+def test_few_blocks_tell_of_many() -> None:
+    simulator = Simulator(Job([sketched(gpt, layers=16)]), "h200")
+    for plan in [
+        ("checkpoint=*", "data=4", "sharded=on"),
+        ("data=2", "tensor=2"),
+        ("data=2", "pipeline=2", "microbatches=4"),
+    ]:
+        assert simulator.depths(plan) is not None
+        whole, guess = simulator.whole(plan), simulator.extrapolated(plan)
+        assert guess.next_ms == pytest.approx(whole.next_ms, rel=0.02)
+        assert guess.memory_bytes == pytest.approx(whole.memory_bytes, rel=0.02)
+
+
+def test_the_model_knows_what_it_was_given_and_doubts_what_is_far() -> None:
+    known = np.array([[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]])
+    model = SettingsModel(known)
+    means, spreads = model.predicted(np.array([1.0, 2.0]), np.array([[1.0, 1.0, 0.0], [1.0, 1.0, 1.0]]))
+    assert means[0] == pytest.approx(2.0, abs=0.01) and spreads[0] < 0.02 < spreads[1]

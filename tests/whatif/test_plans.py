@@ -1,0 +1,83 @@
+"""Plans: their space, and bounds that no simulation is below."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+import gpt
+from foretrace.errors import ForetraceError
+from foretrace.graph import Graph, Job, OpTable
+from foretrace.platform.registry import load_platform
+from foretrace.prediction.fabric_choice import choose_fabric
+from foretrace.whatif.changes import JobChanges
+from foretrace.whatif.grammar import read_changes
+from foretrace.whatif.plan_search import Simulator
+from foretrace.whatif.plans import Factor, PlanBounds, factors_of, features_of, plans_of, settings
+from tests.transforms.agreement import sketched
+
+
+def test_layouts_multiply_to_the_world() -> None:
+    layouts = factors_of(Job([sketched(gpt)]), 8)[0].choices
+    for layout in layouts:
+        shared = JobChanges.of(read_changes(layout)).parallelism
+        assert shared.get("data", 1) * shared.get("tensor", 1) * shared.get("pipeline", 1) == 8
+    assert layouts[0] == ("data=8",) and len(set(layouts)) == len(layouts)
+
+
+def test_an_empty_step_has_no_batch_and_no_blocks_to_choose() -> None:
+    factors = {factor.name: factor.choices for factor in factors_of(Job([Graph(OpTable.of([]))]), 1)}
+    assert set(factors) == {"layout", "batch", "checkpoint", "precision", "optimizer", "fusion"}
+    assert all(choices == [()] for choices in factors.values())
+
+
+def test_the_samples_of_a_step_divide_into_batches() -> None:
+    layouts = factors_of(Job([sketched(gpt)]), 4, samples=8)[0].choices
+    for given in map(settings, layouts):
+        assert int(given["batch"]) * int(given["data"]) == 8
+    assert not any(
+        settings(layout)["data"] == "4" for layout in factors_of(Job([sketched(gpt)]), 4, samples=6)[0].choices
+    )
+    with pytest.raises(ForetraceError, match="does not show how many samples"):
+        factors_of(Job([Graph(OpTable.of([]))]), 4, samples=6)
+
+
+def test_what_traces_the_step_anew_comes_before_what_it_would_undo() -> None:
+    plans = plans_of([Factor("checkpoint", [("checkpoint=*",)]), Factor("precision", [("autocast=bf16",)])])
+    assert plans == [("autocast=bf16", "checkpoint=*")]
+
+
+def test_fixed_settings_are_part_of_every_plan() -> None:
+    found = plans_of(factors_of(Job([sketched(gpt)]), 4), ["tensor=2", "seq=16"])
+    assert found and all("tensor=2" in plan and "seq=16" in plan for plan in found)
+
+
+def test_features_tell_all_plans_apart() -> None:
+    plans = plans_of(factors_of(Job([sketched(gpt)]), 4))
+    features = features_of(plans)
+    assert len({tuple(row) for row in features.tolist()}) == len(plans)
+
+
+@pytest.mark.parametrize("shape", [{}, {"dim": 1024, "seq": 256, "batch": 16, "vocabulary": 4096}])
+def test_no_simulated_plan_is_below_its_bounds(shape: dict[str, int]) -> None:
+    job, where = Job([sketched(gpt, **shape)]), load_platform("h200")
+    fabric, _ = choose_fabric(None, None, where.device.matches, 4, None)
+    bounds, simulator = PlanBounds(job, where, fabric), Simulator(job, "h200")
+    seen = 0
+    for plan in random.Random(7).sample(plans_of(factors_of(job, 4)), 24):
+        point = simulator.whole(plan)
+        if point.next_ms is None or point.samples is None or point.memory_bytes is None:
+            continue
+        seen += 1
+        assert 0 < bounds.sample_us(plan, 4) <= point.next_ms * 1e3 / point.samples, plan
+        assert 0 < bounds.nbytes(plan) <= point.memory_bytes, plan
+    assert seen >= 12
+
+
+def test_recomputing_blocks_and_fewer_microbatches_raise_the_bound() -> None:
+    job, where = Job([sketched(gpt)]), load_platform("h200")
+    bounds = PlanBounds(job, where, None)
+    assert bounds.sample_us(("data=4",), 4) < bounds.sample_us(("checkpoint=*", "data=4"), 4)
+    few, many = (bounds.sample_us(("data=2", "pipeline=2", f"microbatches={n}"), 4) for n in (2, 64))
+    assert bounds.sample_us(("data=4",), 4) < many < few
