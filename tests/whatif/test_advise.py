@@ -28,7 +28,7 @@ def test_plans_stay_within_the_memory() -> None:
     limit = min(plan.reserved_bytes or 0 for plan in free.plans)
     limited = advise(sketched(gpt, batch=256), "h200", world=1, memory_limit=limit)
     assert all((plan.reserved_bytes or 0) <= limit for plan in limited.plans)
-    with pytest.raises(ForetraceError, match="no plan fits: the smallest needs .* of which weights"):
+    with pytest.raises(ForetraceError, match=r"no plan fits: the smallest needs .* of which weights"):
         advise(sketched(gpt), "h200", world=1, memory_limit=1)
 
 

@@ -61,7 +61,7 @@ def searched(
 def test_the_best_plan_is_found_with_few_simulations(limit: int, at_once: int) -> None:
     search, tried = searched(made_up, limit, at_once)
     fitting = [made_up(plan) for plan in search.space]
-    best = min(p.next_ms / p.samples for p in fitting if p.reserved_bytes <= limit)  # type: ignore[operator,type-var]
+    best = min(p.next_ms / p.samples for p in fitting if p.reserved_bytes <= limit)  # type: ignore[operator]
     found = made_up(search.ranked()[0])
     assert found.next_ms / found.samples <= best * 1.01  # type: ignore[operator]
     assert len(tried) == len(set(tried)) <= max(MAX_SHARE * len(search.space), 40) and len(search.space) > 1000

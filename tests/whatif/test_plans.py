@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -60,7 +61,7 @@ def test_features_tell_all_plans_apart() -> None:
 
 
 @pytest.mark.parametrize("shape", [{}, {"dim": 1024, "seq": 256, "batch": 16, "vocabulary": 4096}])
-def test_no_simulated_plan_is_below_its_bounds(shape: dict[str, int]) -> None:
+def test_no_simulated_plan_is_below_its_bounds(shape: dict[str, Any]) -> None:
     job, where = Job([sketched(gpt, **shape)]), load_platform("h200")
     fabric, _ = choose_fabric(None, None, where.device.matches, 4, None)
     bounds, simulator = PlanBounds(job, where, fabric), Simulator(job, "h200")

@@ -276,13 +276,13 @@ class PlanBounds:
         """Of reduced gradients, among all sizes; as all_reduce, or scattered and gathered again."""
         assert self._fabric is not None
         members = range(0, data * tensor, tensor)
-        found = []
+        found: list[float] = []
         for size in (2**power for power in range(16, 34)):
             once, *halves = (
                 price_collective(self._fabric, kind, size, members, self._per_node).typical
                 for kind in ("all_reduce", "reduce_scatter")
             )
-            found.append(min(once, *halves) / size)
+            found.append(float(min(once, *halves)) / size)
         return min(found)
 
     def nbytes(self, changes: Choice) -> float:
