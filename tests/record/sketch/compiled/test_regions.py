@@ -322,3 +322,16 @@ def test_a_compiled_model_under_ddp_is_split_at_its_buckets() -> None:
     names = [op.name for op in graph.ops]
     assert names.count(COMPILED_REGION) > 2 and names.count("c10d::allreduce_") > 1
     assert not [note for note in graph.notes if "eager code" in note]
+
+
+def test_tables_with_sparse_gradients_are_compiled_with_the_rest() -> None:
+    def build() -> Callable[[], Any]:
+        table = torch.nn.EmbeddingBag(100, 8, sparse=True, device="cuda")
+        ids = torch.zeros(32, dtype=torch.int64, device="cuda")
+        run = torch.compile(lambda: torch.relu(table(ids, ids[:4] + 1)).sum())
+        return lambda: run().backward()
+
+    graph = sketch(build, "cuda")
+    assert not any(note.startswith("torch.compile was left out") for note in graph.notes)
+    assert kernels(graph, "forward") and kernels(graph, "backward")
+    assert [op.name for op in graph.ops if op.phase == "backward"].count("aten::_embedding_bag_backward") == 1

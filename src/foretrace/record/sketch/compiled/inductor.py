@@ -102,6 +102,7 @@ def pretended_inductor() -> Iterator[None]:
         stack.enter_context(patch.object(ConstantFolder, "run_node", _folding(ConstantFolder.run_node)))
         stack.enter_context(patch.object(after_aot, "save_graph_repro", lambda *_, **__: None))  # would ask nvcc
         stack.enter_context(patch.object(torch, "full", _constant(torch.full)))
+        stack.enter_context(_sparse_values())
         for name in ("_should_pad", "_should_pad_bench", "should_pad_bench"):
             if hasattr(pad_mm, name):
                 stack.enter_context(patch.object(pad_mm, name, pays_to_pad))
@@ -262,8 +263,22 @@ def put_on_gpu(module: torch.fx.GraphModule, device_of: Callable[[torch.Tensor],
             node.kwargs = torch.fx.node.map_aggregate(node.kwargs, _on_gpu)
             node.args = torch.fx.node.map_aggregate(node.args, _on_gpu)
     module.recompile()
-    with torch.no_grad():
+    with torch.no_grad(), _sparse_values():
         FakeTensorProp(module, mode).propagate_dont_convert_inputs(*map(placed, values))
+
+
+@contextmanager
+def _sparse_values() -> Iterator[None]:
+    """Nodes keep sparse values as they are, where others are detached: for that, a CUDA build asks for a driver."""
+    from torch.fx.passes import fake_tensor_prop
+
+    detached = fake_tensor_prop.snapshot_fake
+
+    def snapshot(value: torch.Tensor, *rest: Any, **options: Any) -> Any:
+        return value if value.layout != torch.strided else detached(value, *rest, **options)
+
+    with patch.object(fake_tensor_prop, "snapshot_fake", snapshot):
+        yield
 
 
 def _on_gpu(value: Any) -> Any:
