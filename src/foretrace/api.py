@@ -351,7 +351,7 @@ def check_price(price: float) -> None:
     >>> check_price(2.5)
     """
     if not 0 <= price < float("inf"):
-        raise ForetraceError(f"{price:g} is no price of an hour and GPU", "Give dollars, like 2.5.")
+        raise ForetraceError(f"{price:g} is no price of a GPU hour", "Give dollars, like 2.5.")
 
 
 def scaling(

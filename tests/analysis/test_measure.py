@@ -129,7 +129,7 @@ def test_the_path_of_a_recommender_crosses_ranks_and_spans_the_job(shared: Path)
 def test_a_device_that_stands_still_is_told_from_a_slow_host(shared: Path) -> None:
     seen = measure_step(load_traces(shared / "public/megatron_tp2_2xV100"))
     assert seen.by_rank("step_ms") == pytest.approx({0: 62.6, 1: 58.8}, rel=0.01)
-    assert seen.stragglers[0].why == "its device stands still although work is queued"
+    assert seen.stragglers[0].why == "its device idles although work is queued"
     assert sum(part.ms for part in seen.critical_path if part.what == "unexplained") > 20
 
 

@@ -47,7 +47,7 @@ def test_a_rank_with_more_kernels_has_more_work() -> None:
 
 
 def test_a_device_that_does_not_start_what_is_queued_stands_still() -> None:
-    assert found(paced(-28), paced(-28), paced(40)) == [(2, "its device stands still although work is queued")]
+    assert found(paced(-28), paced(-28), paced(40)) == [(2, "its device idles although work is queued")]
 
 
 def meets_once(begins: float, arrives: float) -> Graph:

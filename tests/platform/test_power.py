@@ -66,7 +66,7 @@ def test_the_price_of_a_step_is_that_of_its_time(foretrace, tmp_path):  # noqa: 
     found = json.loads(ran.out)
     assert found["price_of_1000"] == pytest.approx(found["sustained_ms"] / 1e3, rel=0.05)
     assert "for 1,000 steps" in foretrace("predict", path, "--on", "h100", "--price", 3.6).out
-    assert "is no price of an hour" in foretrace("predict", path, "--price", -1).err
+    assert "is no price of a GPU hour" in foretrace("predict", path, "--price", -1).err
     assert "--price is of one prediction" in foretrace("predict", path, "--world", "1,2", "--price", 1).err
 
 

@@ -207,13 +207,13 @@ def check_alike(job: Job) -> None:
     >>> from foretrace.graph import Graph, OpTable
     >>> check_alike(Job([Graph(OpTable.of([]), world=2)], alike={1: 3}))
     Traceback (most recent call last):
-    foretrace.errors.ForetraceError: ranks are said to be alike rank 3, which has no graph. Give its graph, ...
+    foretrace.errors.ForetraceError: some ranks are declared equal to rank 3, which has no graph. Give its graph, ...
     """
     lost = sorted(set(job.alike.values()) - {graph.rank for graph in job.graphs})
     if lost:
         raise ForetraceError(
-            f"ranks are said to be alike rank {lost[0]}, which has no graph",
-            "Give its graph, or say which other rank they are alike.",
+            f"some ranks are declared equal to rank {lost[0]}, which has no graph",
+            "Give its graph, or name another rank that they equal.",
         )
 
 

@@ -19,14 +19,15 @@ class Goal(StrEnum):
     fewest = "fewest"
 
 
-World = Annotated[int, typer.Option(min=1, help="GPUs that there are.")]
+World = Annotated[int, typer.Option(min=1, help="How many GPUs there are.")]
 GoalOption = Annotated[
-    Goal, typer.Option(help="The least time for a sample; the least cost for one; the fewest GPUs for --target.")
+    Goal,
+    typer.Option(help="fastest: least time per sample; cheapest: least cost; fewest: fewest GPUs for --target."),
 ]
 Target = Annotated[str | None, typer.Option(metavar="MS", help="Step time to reach with the fewest GPUs: 250ms.")]
 Memory = Annotated[float | None, typer.Option(metavar="GIB", help="Memory that PyTorch may reserve on a GPU.")]
 Price = Annotated[float | None, typer.Option(help="Dollars for an hour of a GPU.")]
-Seconds = Annotated[float | None, typer.Option(min=1.0, help="Give the best so far after so long.")]
+Seconds = Annotated[float | None, typer.Option(min=1.0, help="Stop the search after this many seconds.")]
 Samples = Annotated[int | None, typer.Option(min=1, help="Samples in a step of all GPUs together; default: any.")]
 Fixed = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A setting of every plan; may be repeated.")
@@ -58,8 +59,8 @@ def advise(
 ) -> None:
     """Search for the best ways to train a step on some GPUs.
 
-    Parallelism, batch, checkpointing, precision, optimizer. Few of the plans are simulated; Ctrl-C gives the best so
-    far. Each plan comes with why it helps and how to apply it.
+    Parallelism, batch, checkpointing, precision, optimizer. Only promising plans are simulated; Ctrl-C prints the best
+    so far. Each plan comes with why it helps and how to apply it.
     """
     what = what_of(words)
     from foretrace.whatif.advise import advise as search

@@ -77,7 +77,7 @@ def calibrate(
         typer.Option(
             min=0,
             max=1440,
-            help="How long it takes, all parts and fitting together.",
+            help="Time for all parts, fitting included.",
             show_default=f"{MINUTES:g}; of cpu {CPU_MINUTES:g}",
         ),
     ] = None,
@@ -90,7 +90,7 @@ def calibrate(
     ] = None,
     on: Annotated[str | None, typer.Option(help="The device, like cuda:1 or cpu; default: the first GPU.")] = None,
     raw: Annotated[
-        Path | None, typer.Option(help="For fit: folder of the measurements, if not in the platform's own.")
+        Path | None, typer.Option(help="With fit: folder of the measurements, if not inside the platform's folder.")
     ] = None,
     source: Annotated[Tables | None, typer.Option("--from", help="With import: who published the tables.")] = None,
     gpu: Annotated[

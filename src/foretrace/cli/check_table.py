@@ -11,7 +11,9 @@ from foretrace.cli.options import AsJson, StackName, Top
 
 
 def check_table(
-    table: Annotated[Path, typer.Argument(metavar="TABLE", help="A CSV file: model, gpu, ms, and perhaps parallel.")],
+    table: Annotated[
+        Path, typer.Argument(metavar="TABLE", help="A CSV file with columns model, gpu, ms and, if you like, parallel.")
+    ],
     stack: StackName = "auto",
     fit: Annotated[float, typer.Option(metavar="SHARE", help="Fit a stack on this share of the rows: 0.33.")] = 0.0,
     out: Annotated[Path | None, typer.Option(help="Write the fitted stack to this file, for --stack.")] = None,
@@ -20,7 +22,7 @@ def check_table(
 ) -> None:
     """Compare a table of step times with predictions.
 
-    And fit the few constants of a software stack on it.
+    It can also fit the constants of a cluster's software stack.
     """
     from foretrace._progress import Progress
     from foretrace.cli.progress import progress_bar

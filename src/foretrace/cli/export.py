@@ -12,7 +12,7 @@ from foretrace.cli.options import check_outputs, working
 
 def export(
     path: Annotated[str, typer.Argument(metavar="PATH", help="A recording, a trace, or a folder of them.")],
-    chakra: Annotated[Path | None, typer.Option(help="Folder for Chakra traces, one file a rank.")] = None,
+    chakra: Annotated[Path | None, typer.Option(help="Folder for Chakra traces, one file per rank.")] = None,
     perfetto: Annotated[Path | None, typer.Option(help="File for Perfetto or chrome://tracing.")] = None,
 ) -> None:
     """Write a recording or a trace for other tools."""

@@ -27,8 +27,10 @@ def add(
     ] = None,
     labels: Annotated[Path | None, typer.Option(help="A CSV file of labels, with a column recording.")] = None,
     copy: Annotated[bool, typer.Option("--copy", help="Keep copies of the recordings in the store.")] = False,
-    relabel: Annotated[bool, typer.Option("--relabel", help="Let labels replace those in the store.")] = False,
-    on: Annotated[str, typer.Option(help="Where steps are predicted that were not timed.")] = "h200",
+    relabel: Annotated[
+        bool, typer.Option("--relabel", help="Replace labels of recordings that are in the store already.")
+    ] = False,
+    on: Annotated[str, typer.Option(help="Platform on which to predict steps that were not timed.")] = "h200",
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; one for each core by default.")] = None,
     ray: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Work on a Ray cluster: HOST:PORT, auto, or local.")
@@ -87,7 +89,7 @@ def suite(
     json: AsJson = False,
     top: Top = 20,
 ) -> None:
-    """Choose few recordings that stand for the fleet.
+    """Choose a few recordings that represent the fleet.
 
     Each gets a weight, and is written as a benchmark.
     """
@@ -114,9 +116,9 @@ def drift(
     json: AsJson = False,
     top: Top = 20,
 ) -> None:
-    """Say whether a suite still stands for the fleet.
+    """Say whether a suite still represents the fleet.
 
-    If not, which few of its members to exchange.
+    If not, it says which members to replace.
     """
     from foretrace.fleet.store import Store
     from foretrace.fleet.suite import find_drift
@@ -131,14 +133,16 @@ def drift(
 def whatif(
     store: StorePath,
     on: Annotated[
-        list[str] | None, typer.Option(help="Also on this platform; may be repeated.", autocompletion=platform_names)
+        list[str] | None,
+        typer.Option(help="Also ask for all jobs on this platform; may be repeated.", autocompletion=platform_names),
     ] = None,
     price: Annotated[float | None, typer.Option(min=0.0, help="Dollars for a GPU hour.")] = None,
     weeks: Annotated[
-        float | None, typer.Option(min=0.01, help="Weeks that the hours are of; by the recordings' dates by default.")
+        float | None,
+        typer.Option(min=0.01, help="How many weeks the hours cover; default: by the dates of the recordings."),
     ] = None,
     slow_host: Annotated[
-        float | None, typer.Option(min=0.01, help="Also with hosts that take so many times as long.")
+        float | None, typer.Option(min=0.01, help="Also ask for hosts that take this many times as long.")
     ] = None,
     json: AsJson = False,
     top: Top = 20,
@@ -176,7 +180,7 @@ def stragglers(
 @fleet.command()
 def hang(
     dumps: Annotated[
-        list[Path], typer.Argument(metavar="DUMP", help="Flight-recorder dumps, one a rank, or a folder of them.")
+        list[Path], typer.Argument(metavar="DUMP", help="Flight-recorder dumps, one per rank, or a folder of them.")
     ],
     json: AsJson = False,
     top: Top = 10,

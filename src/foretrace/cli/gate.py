@@ -11,12 +11,14 @@ from foretrace.cli.options import AsJson, OtherFabric, PerNode, Platform, Top, W
 from foretrace.cli.progress import progress_bar
 
 BaselineFile = Annotated[Path, typer.Option(help="The file with the figures to compare with.")]
-Update = Annotated[bool, typer.Option("--update", help="Write the baseline anew, and pass.")]
+Update = Annotated[bool, typer.Option("--update", help="Write these figures as the new baseline, and exit with 0.")]
 FailOver = Annotated[
     str, typer.Option(metavar="SHARE", help="Fail where a figure is worse by more than this: 2%, or 0.02.")
 ]
 Markdown = Annotated[Path | None, typer.Option(help="Write the result to this file, for a comment on a pull request.")]
-World = Annotated[int | None, typer.Option(min=1, help="Ranks that the script finds, and that all do the same.")]
+World = Annotated[
+    int | None, typer.Option(min=1, help="Number of ranks that the script sees, all running the same step.")
+]
 FAILED = 1
 
 

@@ -70,7 +70,8 @@ Top = Annotated[int, typer.Option(min=1, help="Rows of each table.")]
 
 Phase = Annotated[str | None, typer.Option(help="Only this phase: forward, backward, optimizer, other.")]
 First = Annotated[
-    str | None, typer.Option("--from", metavar="OP", help="Begin with the first call of this op; mm#3 is the fourth.")
+    str | None,
+    typer.Option("--from", metavar="OP", help="Begin with the first call of this op; mm#3 means its fourth call."),
 ]
 Last = Annotated[str | None, typer.Option("--to", metavar="OP", help="End with the last call of this op, or mm#3.")]
 Only = Annotated[str | None, typer.Option(help="Only calls of this kind: compute, communication, lookup.")]

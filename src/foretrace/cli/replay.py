@@ -67,10 +67,10 @@ def replay(
     ranks: Ranks = None,
     batch: Batch = None,
     delayed: Annotated[
-        bool, typer.Option("--delayed", help="Collectives take as long as recorded, also where ranks are missing.")
+        bool, typer.Option("--delayed", help="Make collectives take as long as recorded, even where ranks are missing.")
     ] = False,
     eager: Annotated[
-        bool, typer.Option("--eager", help="Run what was compiled call by call, uncompiled: the same graphs.")
+        bool, typer.Option("--eager", help="Run compiled parts call by call instead of compiling them again.")
     ] = False,
     weights: Annotated[str | None, typer.Option(metavar="W,W,…", help="Weight of each WHAT in the total.")] = None,
     top: Top = 10,

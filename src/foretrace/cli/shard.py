@@ -47,7 +47,10 @@ def shard(
         int | None, typer.Option(min=1, help="Samples of each rank; default: as in the step, else 4096.")
     ] = None,
     kernels: Annotated[
-        Kernels, typer.Option(help="fused: one call for tables of one dim; single: one each; tbe: FBGEMM's.")
+        Kernels,
+        typer.Option(
+            help="fused: one call for all tables of the same dimension; single: one per table; tbe: FBGEMM's."
+        ),
     ] = Kernels.fused,
     sent_as: Annotated[
         SentAs, typer.Option(help="Dtype in which embeddings and their gradients are sent.")

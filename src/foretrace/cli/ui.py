@@ -14,7 +14,7 @@ def ui(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8173,
     open_browser: Annotated[bool, typer.Option("--open", help="Open the browser.")] = False,
 ) -> None:
-    """Show a folder in the browser.
+    """Show the recordings and forecasts of a folder in the browser.
 
     List, open, predict, compare, and ask what if.
     """

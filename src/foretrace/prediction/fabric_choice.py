@@ -33,7 +33,7 @@ def choose_fabric(
     if own is not None:
         return own, []
     found = fabric_of(device, max(world, 1), gpus_per_node)
-    return found, [f"fabric {found.name}: the closest shipped one; --fabric names another"]
+    return found, [f"fabric {found.name} is assumed: the closest that comes with Foretrace; --fabric names another"]
 
 
 def fabrics_of(device: str, worlds: Sequence[int], gpus_per_node: int | None = None) -> list[Fabric]:

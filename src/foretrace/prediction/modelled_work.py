@@ -122,8 +122,8 @@ def _not_modelled(work: DeviceWork, total: float, calls: Graph, platform: Platfo
     notes = [f"{platform.name} has no model that knows {_named(some)}: {way}" for some, way in ways if some]
     unlike = {name: part for name, part in share[EXTRAPOLATED].items() if part >= NOTED_SHARE}
     if unlike:
-        why = f"{platform.name} was measured on no such calls, or its models are often far off there"
-        notes.append(f"extrapolated are some calls of {_named(unlike)}: {why}")
+        why = f"{platform.name} was measured on no calls like these, or its models are often far off for them"
+        notes.append(f"some calls are extrapolated: {_named(unlike)}; {why}")
     return notes
 
 

@@ -387,7 +387,7 @@ def merge_rank_notes(notes: Mapping[int, Iterable[str]]) -> list[str]:
         for note in theirs:
             found.setdefault(note_key(note), {}).setdefault(note, rank)
     return [
-        note if len(same) == 1 else f"on rank {rank}, others alike: {note}"
+        note if len(same) == 1 else f"on rank {rank}, and likewise on others: {note}"
         for same in found.values()
         for note, rank in [next(iter(same.items()))]
     ]
@@ -405,5 +405,5 @@ def _job_notes(job: Job, more: list[str]) -> list[str]:
             ranks = "rank" if len(job.missing) == 1 else f"{len(job.missing):,} ranks"
             notes.append(f"no other rank waits for the {ranks} of {job.world:,} that have no trace")
     if job.alike:
-        notes.append(f"ranks that do the same are simulated once: {len(job.graphs):,} for all {job.world:,}")
+        notes.append(f"ranks that run the same step are simulated once: {len(job.graphs):,} for all {job.world:,}")
     return list(dict.fromkeys([*notes, *more]))

@@ -34,7 +34,7 @@ EXCHANGES = {
 }
 LIMITS = {"lookups": "lookups take", "exchange": "the exchange takes", "dense": "the dense part takes"}
 KERNELS = {
-    "fused": "one call for tables of one dim",
+    "fused": "one call for all tables of the same dimension",
     "single": "a call for each table",
     "tbe": "FBGEMM's batched kernels",
 }

@@ -205,7 +205,7 @@ def _sustained(report: StepReport) -> str:
     longer = report.sustained_ms or report.step_ms
     if longer <= FELT * report.step_ms:
         return ""
-    return f", which its power limit allows at {ms(longer)} ms a step only"
+    return f", at {ms(longer)} ms a step: the power limit allows no less"
 
 
 def memory_verdict(report: StepReport) -> str:

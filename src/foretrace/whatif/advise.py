@@ -87,7 +87,7 @@ def advise(
     on, fabric, gpus_per_node
         The platform, and what joins its GPUs.
     world
-        GPUs that there are.
+        How many GPUs there are.
     goal
         ``fastest``: the least time for a sample. ``cheapest``: the least of all GPUs' time for a sample, on fewer of
         them where that is better. ``fewest``: the fewest GPUs whose step takes at most ``target_ms``.
