@@ -86,8 +86,8 @@ def mean_idle(each: Sequence[list[IdleRow]]) -> list[IdleRow]:
 
 def _launching(segments: Segments) -> list[int]:
     """The threads of a rank, those that launch most first."""
-    threads, counts = np.unique(segments.thread, return_counts=True)
-    launches = np.array([int(((segments.thread == one) & (segments.kind == T4)).sum()) for one in threads])
+    threads, which, counts = np.unique(segments.thread, return_inverse=True, return_counts=True)
+    launches = np.bincount(which, segments.kind == T4, len(threads))
     return [int(thread) for thread in threads[np.lexsort((-counts, -launches))]]
 
 
