@@ -85,7 +85,7 @@ def test_lines_of_code_can_be_compiled() -> None:
 def test_torchtitan_settings_have_its_names() -> None:
     found = torchtitan_settings(settings([
         "batch=16", "checkpoint=selective", "data=4", "pipeline=2", "microbatches=8", "schedule=interleaved",
-        "zero1=on",
+        "sharded=on",
     ]))  # fmt: skip
     assert found == [
         '[parallelism] data_parallel_shard_degree = 4, pipeline_parallel_degree = 2, pipeline_parallel_schedule = '
@@ -93,3 +93,9 @@ def test_torchtitan_settings_have_its_names() -> None:
         "[training] local_batch_size = 16",
         '[activation_checkpoint] mode = "selective", selective_ac_option = "op"',
     ]  # fmt: skip
+
+
+def test_torchtitan_has_no_zero_1_and_is_not_said_to() -> None:
+    first, *_, last = torchtitan_settings(settings(["data=4", "zero1=on"]))
+    assert first == "[parallelism] data_parallel_replicate_degree = 4, data_parallel_shard_degree = 1"
+    assert last.startswith("# torchtitan has no ZeRO-1")

@@ -173,7 +173,7 @@ def torchtitan_settings(given: Mapping[str, str]) -> list[str]:
     sections: dict[str, dict[str, str]] = {"parallelism": {}, "training": {}}
     parallelism, training = sections["parallelism"], sections["training"]
     if "data" in given:
-        kind = "shard" if "sharded" in given or "zero1" in given else "replicate"
+        kind = "shard" if "sharded" in given else "replicate"
         parallelism[f"data_parallel_{kind}_degree"] = given["data"]
         if kind == "replicate":
             parallelism["data_parallel_shard_degree"] = "1"
@@ -192,7 +192,10 @@ def torchtitan_settings(given: Mapping[str, str]) -> list[str]:
         sections["optimizer"] = {"implementation": '"fused"'}
     if "fuse" in given:
         sections["compile"] = {"enable": "true"}
-    return [f"[{name}] {', '.join(f'{k} = {v}' for k, v in each.items())}" for name, each in sections.items() if each]
+    lines = [f"[{name}] {', '.join(f'{k} = {v}' for k, v in each.items())}" for name, each in sections.items() if each]
+    if "zero1" in given and "sharded" not in given:
+        lines.append("# torchtitan has no ZeRO-1: without FSDP, every rank keeps all of the optimizer's states")
+    return lines
 
 
 def _pipeline_settings(given: Mapping[str, str]) -> dict[str, str]:
