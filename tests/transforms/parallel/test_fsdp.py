@@ -17,6 +17,7 @@ from foretrace.graph import ForetraceError, Job
 from foretrace.prediction.priced_step import step_waits
 from foretrace.record.sketch.sketch import sketch
 from foretrace.transforms.draft import ProcessGroup, draft_of
+from foretrace.transforms.numerics.dtype import dtype
 from foretrace.transforms.parallel.fsdp import COMPUTE, shard_weights
 from foretrace.transforms.parallel.parallelize import parallelize
 from tests.transforms.parallel.steps import exchanged, fully_sharded_data_parallel, gpt_step, neighbours, precise, told
@@ -147,6 +148,33 @@ def test_zero1_gathers_and_scatters_once_a_step_whatever_the_microbatches() -> N
     staged = parallelize(gpt_step(), 4, 1, 2, microbatches=4, zero1=True)
     same = parallelize(gpt_step(), 4, 1, 2, microbatches=4, sharded=True)
     assert [exchanged(graph) for graph in staged.graphs] == [exchanged(graph) for graph in same.graphs]
+
+
+def test_microbatches_add_up_in_float32_and_in_gemms_with_zero1_and_mixed() -> None:
+    half = dtype(gpt_step(), "bfloat16")
+    graph = parallelize(half, data=4, microbatches=4, zero1=True, mixed=True).graphs[0]
+    scattered = [op for op in graph.ops if op.name == "fsdp::chunk_cat"]
+    assert {t.dtype for op in scattered for t in op.tensors} == {"float32"}
+    full = [op for op in graph.ops if op.name == "aten::mm" and op.produced[0].dtype == "float32"]
+    assert full and len(full) % 4 == 0, "each microbatch adds to the sum in its GEMMs"
+    added = parallelize(half, 4, 1, 2, microbatches=4, sharded=True, mixed=True).graphs[0]
+    sums = [op for op in added.ops if op.name == "aten::add_" and op.node.endswith("AccumulateGrad")]
+    assert {op.tensors[0].dtype for op in sums} == {"float32"}
+
+
+def test_one_data_parallel_rank_has_float32_weights_with_zero1_and_mixed() -> None:
+    half = dtype(gpt_step(), "bfloat16")
+    graph = parallelize(half, data=1, tensor=2, microbatches=2, zero1=True, mixed=True).graphs[0]
+    updated = {t.dtype for op in graph.ops if op.phase == "optimizer" for t in op.tensors if len(t.shape) == 2}
+    assert updated == {"float32"}
+    with pytest.raises(ForetraceError, match="can't be sharded on one rank"):
+        parallelize(half, tensor=2, microbatches=2, zero1=True)
+
+
+def test_casts_of_shards_are_freed_when_they_were_gathered() -> None:
+    graph = parallelize(dtype(gpt_step(), "bfloat16"), data=4, sharded=True, mixed=True).graphs[0]
+    casts = {op.args[0].storage for op in graph.ops if op.name == "aten::split_with_sizes"}
+    assert casts and all(graph.storages[number].death >= 0 for number in casts)
 
 
 def test_zero1_and_sharded_are_two_ways() -> None:

@@ -106,8 +106,13 @@ def elementwise_chains(ops: Sequence[Op], fuses: Callable[[Op], bool] | None = N
 
 
 def _may_fuse(op: Op) -> bool:
-    """Whether a call of the forward or the backward has tensors of one device."""
-    if op.phase == "optimizer" or not op.produced or any(t.layout != "strided" for t in (*op.tensors, *op.produced)):
+    """Whether a call of the forward or the backward has tensors of one device.
+
+    Gradients are added up as they come, microbatch by microbatch: one kernel would need all of them at once.
+    """
+    if op.phase == "optimizer" or op.node.endswith("AccumulateGrad"):
+        return False
+    if not op.produced or any(t.layout != "strided" for t in (*op.tensors, *op.produced)):
         return False
     devices = {tensor.device for tensor in (*op.tensors, *op.produced) if tensor.shape}
     return len(devices) == 1 and bool(op.produced[0].shape)

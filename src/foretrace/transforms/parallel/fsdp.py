@@ -21,11 +21,10 @@ from foretrace.graph.op import RESIZE, contiguous_strides, with_tensors
 from foretrace.transforms.blocks import block_index, repeated_blocks
 from foretrace.transforms.draft import Draft, ProcessGroup, allocation, call_like
 from foretrace.transforms.step import EditedCall
-from foretrace.transforms.weights import Gradient, Weights, weights_of
+from foretrace.transforms.weights import FULL, HALF, Gradient, Weights, weights_of
 
 COMPUTE, COPY_IN, GATHER, SCATTER = range(4)
 """FSDP2's streams."""
-HALF, FULL = ("bfloat16", "float16"), "float32"
 
 
 def shard_weights(
@@ -208,6 +207,8 @@ class _ShardedStep:
         sizes: list[object] = [s.numel for s in shards]
         copy = call_like("fsdp::all_gather_copy_in", (flat, buffer, sizes, each, 0), (own, buffer), copying)
         gather = self.draft.collective("all_gather", self.group, buffer, own, replace(like, stream=GATHER))
+        if cast:
+            gather = replace(gather, op=replace(gather.op, frees=(*gather.op.frees, flat[0].storage)))
         self.gathered[unit.name] = (buffer, gather)
         wait = self.draft.wait_stream(GATHER, COPY_IN, like)
         return [*cast, EditedCall(allocation(buffer, like)), EditedCall(copy), *wait, gather]

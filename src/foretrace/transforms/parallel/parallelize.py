@@ -15,7 +15,7 @@ from foretrace.transforms.parallel.data import DEFAULT_BUCKET_MB, share_gradient
 from foretrace.transforms.parallel.experts import with_experts
 from foretrace.transforms.parallel.fsdp import shard_weights, unit_modules
 from foretrace.transforms.parallel.hybrid import tables_on_ranks
-from foretrace.transforms.parallel.pipeline import split_stages
+from foretrace.transforms.parallel.pipeline import ADDED, FUSED, split_stages
 from foretrace.transforms.parallel.schedules import check_schedule, data_tensors, microbatch_of
 from foretrace.transforms.parallel.splitting import preexisting_tensors
 from foretrace.transforms.parallel.tensor import split_blocks
@@ -154,11 +154,12 @@ class ParallelConfig:
         ranks = "Give data, the number of ranks."
         uneven = f"{self.data} data parallel ranks can't be divided into groups of {self.experts} for experts"
         others = self.sharded or self.zero1 or max(self.tensor, self.pipeline, self.microbatches, self.experts) > 1
+        full = self.zero1 and self.mixed  # one data parallel rank has its float32 weights for itself
         only_data = "tables can be combined with data parallel only", "Leave out everything but data."
         return [
             (self.mixed and not self.shards, "mixed is about sharded weights", "Give sharded too, or leave it out."),
             (self.sharded and self.zero1, "weights are sharded with sharded, and states too", "Leave out zero1."),
-            (self.shards and self.data == 1, "weights can't be sharded on one rank", ranks),
+            (self.shards and self.data == 1 and not full, "weights can't be sharded on one rank", ranks),
             (self.data % self.experts, uneven, "Give a multiple of experts as data."),
             (self.tables and self.data == 1, "tables can't be distributed on one rank", ranks),
             (self.tables and others, *only_data),
@@ -178,6 +179,13 @@ class ParallelConfig:
     def gathers_once(self) -> bool:
         """Whether shards are gathered once per step, and not in each microbatch."""
         return self.zero1 or self.pipeline > 1
+
+    @property
+    def full_sums(self) -> str:
+        """How half-precision gradients are added up in float32, if they are: Megatron's GEMMs do it, FSDP2 adds."""
+        if not (self.mixed and self.gathers_once and self.microbatches > 1):
+            return ""
+        return FUSED if self.zero1 else ADDED
 
     @property
     def splits(self) -> bool:
@@ -273,11 +281,12 @@ class _ParallelJob:
         staged = [calls]
         if config.splits:
             firsts = tuple(mesh.at(stage) for stage in range(config.pipeline))
-            staged = split_stages(draft, calls, firsts, config.microbatches, config.schedule, config.chunks)
+            shape = config.microbatches, config.schedule, config.chunks
+            staged = split_stages(draft, calls, firsts, *shape, config.full_sums)
         graphs = []
         for stage, ours in enumerate(staged):
             ours = [self._with_stage_group(call, stage) for call in ours]
-            if config.data > 1 and (config.gathers_once or not config.shards):
+            if max(config.data, 2 * config.shards) > 1 and (config.gathers_once or not config.shards):
                 ours = self._shared(ours, stage, share)
             graphs.append(draft.graph_of(ours, mesh.at(stage), mesh.world, "; ".join(self._notes())))
         return Job(graphs, draft.graph.source, alike=mesh.alike)

@@ -18,20 +18,35 @@ from foretrace.transforms.draft import Draft, ProcessGroup, allocation, call_lik
 from foretrace.transforms.parallel.schedules import ScheduledPass, check_schedule, stage_schedule
 from foretrace.transforms.parallel.splitting import preexisting_tensors
 from foretrace.transforms.step import EditedCall
-from foretrace.transforms.weights import Gradient, Weights, propagate_owners, restrict_update, weights_of
+from foretrace.transforms.weights import FULL, HALF, Gradient, Weights, propagate_owners, restrict_update, weights_of
+
+ADDED, FUSED = "added", "fused"
+"""How gradients in half precision are added up in float32."""
+VIEWS = ("aten::t", "aten::transpose", "aten::view", "aten::detach")
+"""What else makes a gradient that a GEMM may add to the sum; others are added up afterwards."""
 
 
 def split_stages(
-    draft: Draft, calls: Sequence[EditedCall], ranks: tuple[int, ...], microbatches: int, schedule: str, chunks: int
+    draft: Draft,
+    calls: Sequence[EditedCall],
+    ranks: tuple[int, ...],
+    microbatches: int,
+    schedule: str,
+    chunks: int,
+    full_sums: str = "",
 ) -> list[list[EditedCall]]:
-    """The calls of each stage of a step, given its calls on one microbatch and the rank of each stage."""
+    """The calls of each stage of a step, given its calls on one microbatch and the rank of each stage.
+
+    With ``full_sums`` gradients in half precision are added up in float32: after they were made (``ADDED``), or by the
+    GEMMs that make them (``FUSED``), as Megatron's gradient accumulation fusion does.
+    """
     check_schedule(schedule, len(ranks), microbatches, chunks)
     stages = Stages.of(calls, len(ranks) * chunks, draft.graph.source)
     id_stride = draft.reserve(microbatches)
     staged = []
     for stage in range(len(ranks)):
         order = stage_schedule(schedule, stage, len(ranks), microbatches, chunks)
-        staged.append(_Stage(draft, calls, stages, ranks, stage, id_stride).made(order))
+        staged.append(_Stage(draft, calls, stages, ranks, stage, id_stride, full_sums).made(order))
     return staged
 
 
@@ -74,6 +89,8 @@ class Stages:
     preexisting: set[int]
     """Storages that existed before the step."""
     tied: list[TiedWeight]
+    made_by_gemm: set[int]
+    """Storages that one GEMM of the backward makes, and that other calls only view."""
 
     @classmethod
     def of(cls, calls: Sequence[EditedCall], count: int, source: str) -> Stages:
@@ -94,7 +111,12 @@ class Stages:
         _find_transfers(ops, chunk_of, chunks, found, {t.row for t in tied}, preexisting)
         for chunk in chunks:
             _find_last_uses(ops, chunk, preexisting)
-        return cls(chunks, list(range(last + 1, len(ops))), preexisting, tied)
+        made: dict[int, set[str]] = {}
+        for op in ops[: last + 1]:
+            for tensor in op.produced if op.phase == "backward" else ():
+                made.setdefault(tensor.storage, set()).add(op.name)
+        gemms = {storage for storage, names in made.items() if {"aten::mm"} <= names <= {"aten::mm", *VIEWS}}
+        return cls(chunks, list(range(last + 1, len(ops))), preexisting, tied, gemms)
 
 
 def _check_divisible(blocks: Sequence[str], count: int, source: str) -> None:
@@ -238,10 +260,21 @@ class _Stage:
         ranks: tuple[int, ...],
         stage: int,
         id_stride: int,
+        full_sums: str,
     ) -> None:
         self.draft, self.calls, self.stages, self.ranks, self.stage = draft, calls, stages, ranks, stage
         self.id_stride = id_stride
         self.chunks = [c for c in range(len(stages.chunks)) if c % len(ranks) == stage]
+        self.sums: dict[int, Tensor] = {}
+        """The float32 sum of a gradient over microbatches, by the storage of the first one's gradient."""
+        self.fused: set[int] = set()
+        """Gradients that their GEMMs add to the sum."""
+        for gradient in (g for c in self.chunks for g in stages.chunks[c].gradients if full_sums):
+            tensor = gradient.tensor
+            if tensor.dtype in HALF:
+                self.sums[tensor.storage] = draft.tensor(tensor.shape, FULL, tensor.device)
+                if full_sums == FUSED and tensor.storage in stages.made_by_gemm:
+                    self.fused.add(tensor.storage)
         self.skipped = {tied.row for tied in stages.tied}
         self.output: list[EditedCall] = []
         self.to_free: list[int] = []
@@ -287,17 +320,22 @@ class _Stage:
 
     def _call(self, chunk: Chunk, rows: Sequence[int], microbatch: int) -> None:
         ready: dict[int, list[Tensor]] = {}
-        for gradient in chunk.gradients if microbatch else ():
-            ready.setdefault(gradient.ready, []).append(gradient.tensor)
+        for gradient in chunk.gradients:
+            storage = gradient.tensor.storage
+            if storage not in self.fused and (microbatch or storage in self.sums):
+                ready.setdefault(gradient.ready, []).append(gradient.tensor)
 
         def renamed(tensor: Tensor) -> Tensor:
-            return self._of_microbatch(tensor, microbatch)
+            own = self._of_microbatch(tensor, microbatch)
+            if tensor.storage in self.fused:
+                return replace(own, storage=self.sums[tensor.storage].storage, dtype=FULL)
+            return own
 
         for row in rows:
             if row in self.skipped:
                 continue
             call = self.calls[row]
-            op = with_tensors(call.op, renamed) if microbatch else call.op.__copy__()
+            op = with_tensors(call.op, renamed) if microbatch or self.fused else call.op.__copy__()
             op.frees = ()
             if op.name == RESIZE:
                 storage: Any = op.args[1]
@@ -307,8 +345,10 @@ class _Stage:
             self._emit(EditedCall(op, call.origin if not microbatch else -1, collective))
             self.to_free += [s + microbatch * self.id_stride for s in chunk.last_use.get(row, ())]
             accumulated = []
-            for whole in ready.get(row, ()):
-                own = self._of_microbatch(whole, microbatch)
+            for gradient in ready.get(row, ()):
+                own, whole = self._of_microbatch(gradient, microbatch), self.sums.get(gradient.storage, gradient)
+                if not microbatch and whole is not gradient:
+                    self._emit(EditedCall(allocation(whole, op)))
                 add = call_like("aten::add_", (whole, own), (whole,), op)
                 add.overload, add.node = "Tensor", "torch::autograd::AccumulateGrad"
                 self._emit(EditedCall(add))
@@ -332,7 +372,7 @@ class _Stage:
         """Reduce the gradients of weights that several stages share."""
         for tied in self.stages.tied:
             owners = sorted({self.ranks[c % len(self.ranks)] for c, _ in tied.parts})
-            ours = [t for c, t in tied.parts if c in self.chunks]
+            ours = [self.sums.get(t.storage, t) for c, t in tied.parts if c in self.chunks]
             if len(owners) > 1 and ours:
                 group = ProcessGroup("embeddings", tuple(owners))
                 self._emit(self.draft.collective("all_reduce", group, ours[0], ours[0], self.output[-1].op))
@@ -353,4 +393,5 @@ class _Stage:
             op = restrict_update(call.op, owned) if call.collective is None else call.op
             if op is not None:
                 op = with_tensors(op, lambda t: replace(local[t.storage], id=t.id) if t.storage in local else t)
+                op = with_tensors(op, lambda t: replace(self.sums.get(t.storage, t), id=t.id))
                 self._emit(EditedCall(op, call.origin, call.collective))
