@@ -330,14 +330,6 @@ def predict(
     else:
         where = where or load_platform(DEFAULT_PLATFORM, host, fabric)
         report = on_platform(job, where, kernels, step, gpus_per_node, world, overrides, drop_gaps, stack)
-        if power_limit is not None and report.sustained_ms and report.sustained_ms > report.step_ms:
-            active, burst = report.device_active_ms, report
-            clock = active / (active + report.sustained_ms - report.step_ms)
-            slower = where.scaled(clock=clock)
-            report = on_platform(job, slower, kernels, step, gpus_per_node, world, overrides, drop_gaps, stack)
-            report.keep_draw_of(burst)
-            report.platform = where.name
-            report.notes.insert(0, f"at {power_limit:g} W the clock falls to {clock:.0%}: the step would draw more")
     if price is not None:
         report.price_of_1000 = 1000 * price * report.world * (report.sustained_ms or report.step_ms) / MS_PER_HOUR
     if report.workings is not None and world is None:  # charts show what was measured beside it
@@ -470,8 +462,21 @@ def on_platform(
         if len(job.graphs) > 1 or job.alike or overrides.ranks:
             raise
         notes = []
-    where = with_stack(where, job, stack)
-    return _with_notes(predict_on_platform(job, where, kernels, step, overrides, gpus_per_node, drop_gaps), notes)
+
+    def predicted(platform: Platform) -> StepReport:
+        stacked = with_stack(platform, job, stack)
+        return predict_on_platform(job, stacked, kernels, step, overrides, gpus_per_node, drop_gaps)
+
+    report = predicted(where)
+    limit, sustained = where.device.power_limit_w, report.sustained_ms
+    if limit is not None and sustained and sustained > report.step_ms:
+        active, burst = report.device_active_ms, report
+        clock = active / (active + sustained - report.step_ms)
+        report = predicted(where.scaled(clock=clock))
+        report.keep_draw_of(burst)
+        report.platform = where.name
+        report.notes.insert(0, f"at {limit:g} W the clock falls to {clock:.0%}: the step would draw more")
+    return _with_notes(report, notes)
 
 
 def with_fabric(where: Platform, job: Job, gpus_per_node: int | None) -> tuple[Platform, list[str]]:
@@ -493,7 +498,7 @@ def with_stack(where: Platform, job: Job, stack: Stack | str | Path = "auto") ->
     """The platform under a software stack, by its name or file; ``auto`` as `foretrace.platform.stack` has it."""
     from foretrace.platform.stack import find_stack
 
-    found = find_stack(stack, where, job.world)
+    found = find_stack(stack, where, job.world, job.graphs)
     return where if found is None else found.applied(where)
 
 

@@ -80,3 +80,9 @@ def test_bytes_from_the_cache_and_idle_sms_draw_less():
 def test_arithmetic_at_half_the_rate_draws_less_than_half():
     draw = present(PowerModel.of(Device.named("h200"))).draw
     assert draw.above_rest(0.4, 0.1, 0.0, 1.0) < draw.above_rest(0.8, 0.2, 0.0, 1.0) / 2
+
+
+def test_a_device_that_is_set_to_a_lower_limit_is_predicted_within_it():
+    free, limited = ft.predict(GEMMS, on="h100"), ft.predict(GEMMS, on="h100-hbm2e")
+    assert 1.2 * free.step_ms < limited.step_ms < 2 * free.step_ms
+    assert any(note.startswith("at 500 W the clock falls to") for note in limited.notes)

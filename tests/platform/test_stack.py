@@ -58,6 +58,25 @@ def test_without_knowledge_of_the_stack_the_range_is_as_wide_as_published_steps_
     assert ft.predict(gpt_step(), on="a100").stack is None and ft.predict(job, on="h200").stack is None
 
 
+def test_half_precision_without_fused_attention_is_software_from_before_it() -> None:
+    scores = Tensor((8, 512, 512), "float16", "cuda:0")
+    ops = [Op("aten::bmm", (scores, scores)), Op("aten::_softmax", (scores, -1, False))]
+    old, full = Graph(OpTable.of(ops)), Graph(OpTable.of(ops[:1]))
+    a100 = ft.load_platform("a100")
+    assert present(find_stack("auto", a100, 8, [old])).name == "megatron-2022"
+    assert present(find_stack("auto", a100, 8, [full])).name == "unknown"
+    assert present(find_stack("auto", ft.load_platform("h100"), 8, [old])).name == "unknown"
+
+
+def test_hosts_that_wait_for_what_stages_receive_do_not_run_ahead() -> None:
+    job = parallelize(gpt_step(), pipeline=2, microbatches=4)
+    free, waiting = (
+        ft.predict(job, on="a100", stack=Stack("s", "", blocking_stages=blocking)) for blocking in (False, True)
+    )
+    assert waiting.step_ms > free.step_ms
+    assert any("hosts wait for what pipeline stages receive" in note for note in waiting.notes)
+
+
 def test_a_stack_has_a_name_or_a_file(tmp_path: Path) -> None:
     Stack("ours", "made up", gemm=0.8).write(tmp_path / "ours.json")
     platform = ft.load_platform("a100")

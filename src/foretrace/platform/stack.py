@@ -7,10 +7,12 @@ other clusters show what theirs add up to; a stack has that in a few factors, wh
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from foretrace.errors import ForetraceError, unknown_name
+from foretrace.graph import Graph
 from foretrace.platform.device import ATTENTION
 from foretrace.platform.platform import Platform
 from foretrace.platform.typed_json import Positive, read_as, write
@@ -24,6 +26,8 @@ FACTORS = ("gemm", "memory", "links", "host")
 """What a fit changes."""
 P90 = 1.2816
 """Standard deviations from the median to the 90th percentile."""
+SCORES, SOFTMAX, FUSED_ATTENTION = ("aten::bmm", "aten::baddbmm"), "aten::_softmax", "scaled_dot_product"
+HALF = ("float16", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -46,10 +50,14 @@ class Stack:
     """How many times as fast the host is: framework time between calls."""
     attention: str = ""
     """The attention of its libraries, as `Device.attention`; empty for the device's own."""
+    blocking_stages: bool = False
+    """Whether the host waits for the device after each exchange of pipeline stages, as Megatron-LM's batched one."""
     spread: float = 0.0
     """Standard deviation of the logarithm of published step times around forecasts with it."""
     devices: tuple[str, ...] = ()
     """Devices that it is taken for where none is named."""
+    unfused_attention: tuple[str, ...] = ()
+    """The same, for jobs in half precision whose attention is no fused kernel: software from before those."""
 
     @classmethod
     def read(cls, path: Path) -> Stack:
@@ -76,6 +84,7 @@ class Stack:
         parts = [f"{what} at {share:.2f} of the modelled rate" for what, share in shares if share != 1.0]
         parts += [f"the host {self.host:.2f} times as fast"] if self.host != 1.0 else []
         parts += [f"{self.attention} attention"] if self.attention else []
+        parts += ["hosts wait for what pipeline stages receive"] if self.blocking_stages else []
         return ", ".join(parts) or "nothing"
 
     def applied(self, platform: Platform) -> Platform:
@@ -112,10 +121,11 @@ def stacks() -> dict[str, Path]:
     return {path.stem: path for path in sorted(STACKS.glob("*.json"))}
 
 
-def find_stack(named: Stack | str | Path, platform: Platform, ranks: int) -> Stack | None:
+def find_stack(named: Stack | str | Path, platform: Platform, ranks: int, graphs: Sequence[Graph] = ()) -> Stack | None:
     """The stack of a job: by its name or file; ``auto`` for that of the device, where that was not measured here.
 
-    Where no stack is known for the device, the range is as wide as published steps are off.
+    Where no stack is known for the device and the attention of the job's graphs, the range is as wide as published
+    steps are off.
 
     One rank alone needs none: what was published of single GPUs was met without.
 
@@ -127,8 +137,10 @@ def find_stack(named: Stack | str | Path, platform: Platform, ranks: int) -> Sta
     if str(named) == AUTO:
         if platform.cross_device is None or ranks == 1 or ":" in platform.name:
             return None
-        of_device = (one for one in map(Stack.read, known.values()) if platform.device.name in one.devices)
-        return next(of_device, Stack.read(known[UNKNOWN]))
+        old = any(map(has_unfused_attention, graphs))
+        every = [Stack.read(path) for path in known.values()]
+        fitting = (one for one in every if platform.device.name in (one.unfused_attention if old else one.devices))
+        return next(fitting, Stack.read(known[UNKNOWN]))
     if str(named) == NONE:
         return None
     if str(named) in known:
@@ -137,6 +149,26 @@ def find_stack(named: Stack | str | Path, platform: Platform, ranks: int) -> Sta
     if not path.is_file():
         raise unknown_name("stack", str(named), [AUTO, NONE, *known])
     return Stack.read(path)
+
+
+def has_unfused_attention(graph: Graph) -> bool:
+    """Whether a step in half precision computes the scores of attention, their softmax and its product one by one.
+
+    >>> from foretrace.graph import Op, OpTable, Tensor
+    >>> scores = Tensor((8, 512, 512), "float16")
+    >>> ops = OpTable.of([Op("aten::bmm", (scores, scores)), Op("aten::_softmax", (scores, -1))])
+    >>> has_unfused_attention(Graph(ops))
+    True
+    """
+    names = graph.ops.names.items
+    if not any(name in names for name in SCORES) or any(FUSED_ATTENTION in name for name in names):
+        return False
+    return any(
+        tensor.dtype in HALF and tensor.shape and tensor.shape[-1] > 1
+        for op in graph.ops
+        if op.name == SOFTMAX
+        for tensor in op.tensors
+    )
 
 
 def widened(step_ms: float, low_ms: float, high_ms: float, spread: float) -> tuple[float, float]:

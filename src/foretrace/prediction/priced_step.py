@@ -154,7 +154,7 @@ def price_step(
         common=host.common,
         speeds=host.speeds,
         work=work,
-        waits=step_waits(graph, step),
+        waits=step_waits(graph, step, platform.stack is not None and platform.stack.blocking_stages),
         stream=_streams(work, count),
         captured=inside,
     ), notes
@@ -245,13 +245,16 @@ def _streams(work: DeviceWork, calls: int) -> Ints:
     return streams
 
 
-def step_waits(graph: Graph, step: DispatchedCalls) -> Waits:
+def step_waits(graph: Graph, step: DispatchedCalls, blocking_stages: bool = False) -> Waits:
     """The syncs and stream waits of a step.
 
-    The graph is the step as it was read: it may hold calls that steer streams.
+    The graph is the step as it was read: it may hold calls that steer streams. With ``blocking_stages`` the host waits
+    for what a pipeline stage receives.
     """
     calls = step.calls
     host = np.full(len(calls.ops), NO_SYNC, np.int8)
+    if blocking_stages:
+        host[[one.op for one in calls.collectives if one.kind == "recv"]] = ALL_STREAMS
     may_wait = calls.ops.names.matching(MAY_SYNCHRONIZE.__contains__)
     for row in np.flatnonzero(may_wait[calls.ops.name]).tolist():
         if waits_for_device(calls.ops[row]):

@@ -11,18 +11,20 @@ from typing import Any
 
 import numpy as np
 
-from foretrace.api import read, with_fabric
+from foretrace.analysis.report import StepReport
+from foretrace.api import on_platform, read, with_fabric
 from foretrace.errors import ForetraceError
 from foretrace.graph import Job
-from foretrace.platform.platform import Platform
+from foretrace.platform.power import with_power_limit
 from foretrace.platform.registry import load_platform
-from foretrace.platform.stack import FACTORS, NONE, P90, Stack, find_stack
-from foretrace.prediction.predict import predict_on_platform, step_figures
+from foretrace.platform.stack import AUTO, FACTORS, NONE, P90, Stack, find_stack
+from foretrace.prediction.overrides import RankOverrides
+from foretrace.prediction.predict import step_figures
 from foretrace.whatif.changes import EditedJob, JobChanges
 from foretrace.whatif.grammar import read_changes, read_parallel
 
 NEEDED = ("model", "gpu", "ms")
-OPTIONAL = ("parallel", "set", "fabric", "gpus_per_node")
+OPTIONAL = ("parallel", "set", "fabric", "gpus_per_node", "power_limit")
 PROBE = 0.8
 """Factor by which each constant is changed to see what a step depends on."""
 PULL = 0.1
@@ -46,6 +48,7 @@ class TableRow:
     """Changes of the step, as of `foretrace whatif --set`, separated by semicolons."""
     fabric: str = ""
     gpus_per_node: int | None = None
+    power_limit: float | None = None
 
     @property
     def configuration(self) -> str:
@@ -65,6 +68,12 @@ class CheckedRow:
     high_ms: float
     fitted: bool
     """Whether the stack was fitted on it."""
+    stack: str | None = None
+    """The stack that its forecast was made with."""
+    memory_bytes: int | None = None
+    """Allocated on the fullest rank, as predicted."""
+    reserved_bytes: int | None = None
+    """Reserved there by PyTorch's allocator."""
 
     @property
     def off(self) -> float:
@@ -148,8 +157,13 @@ def _row(path: Path, number: int, line: dict[str, str | None]) -> TableRow:
     texts = {name: (value or "").strip() for name, value in line.items()}
     try:
         ms = float(texts.pop("ms"))
-        nodes = texts.pop("gpus_per_node", "")
-        row = TableRow(ms=ms, gpus_per_node=int(nodes) if nodes else None, **texts)
+        nodes, watts = (texts.pop(name, "") for name in ("gpus_per_node", "power_limit"))
+        row = TableRow(
+            ms=ms,
+            gpus_per_node=int(nodes) if nodes else None,
+            power_limit=float(watts) if watts else None,
+            **texts,
+        )
     except ValueError as error:
         raise ForetraceError(f"{path}, line {number}: {error}", "Write numbers.") from None
     if not (0 < row.ms < math.inf and row.model and row.gpu):
@@ -166,20 +180,36 @@ class _Subject:
         shared = read_parallel(row.parallel) if row.parallel else []
         JobChanges.of([*changes, *shared])  # refuses contradictions before anything is sketched
         self.platform = load_platform(row.gpu, fabric=row.fabric or None)
+        if row.power_limit is not None:
+            self.platform = with_power_limit(self.platform, row.power_limit)
         job = read(row.model, self.platform.device.kind)
         self.job: Job = EditedJob(job).by([*changes, *shared])
         self.platform, _ = with_fabric(self.platform, self.job, row.gpus_per_node)
 
-    def under(self, stack: Stack | None) -> Platform:
-        return stack.applied(self.platform) if stack else self.platform
-
     def ms(self, stack: Stack | None) -> float:
         """The step by itself: frameworks read the loss or the norm of the gradients, and so wait for its end."""
-        return step_figures(self.job, self.under(stack), self.row.gpus_per_node)[0].step_ms
+        if self.platform.device.power_limit_w is not None:
+            return self.report(stack).step_ms
+        platform = stack.applied(self.platform) if stack else self.platform
+        return step_figures(self.job, platform, self.row.gpus_per_node)[0].step_ms
 
-    def checked(self, stack: Stack | None, fitted: bool) -> CheckedRow:
-        report = predict_on_platform(self.job, self.under(stack), "model", gpus_per_node=self.row.gpus_per_node)
-        return CheckedRow(self.row, report.step_ms, report.low_ms, report.high_ms, fitted)
+    def report(self, stack: Stack | str | Path | None) -> StepReport:
+        """The forecast with a stack, as `foretrace.predict` makes it."""
+        given = self.job, self.platform, "model", None, self.row.gpus_per_node, None, RankOverrides()
+        return on_platform(*given, stack=stack or NONE)
+
+    def checked(self, stack: Stack | str | Path | None, fitted: bool) -> CheckedRow:
+        report = self.report(stack)
+        return CheckedRow(
+            self.row,
+            report.step_ms,
+            report.low_ms,
+            report.high_ms,
+            fitted,
+            report.stack,
+            report.peak_memory_bytes,
+            report.reserved_memory_bytes,
+        )
 
 
 def check_table(
@@ -219,11 +249,11 @@ def check_table(
         if given
         else None
     )
-    named = found or (None if str(stack) == "auto" else _named(stack, subjects))
+    named = found or (None if str(stack) == AUTO else _named(stack, subjects))
     checked = []
     for place, subject in enumerate(subjects):
         on_row(f"forecast {place + 1} of {len(rows)}")
-        own = named if found or str(stack) != "auto" else find_stack(stack, subject.platform, subject.job.world)
+        own = named if found or str(stack) != AUTO else AUTO
         checked.append(subject.checked(own, place in chosen))
     return TableCheck(str(path), checked, named)
 
@@ -239,10 +269,22 @@ def fit_stack(
     """The factors that bring forecasts closest to measured steps, in logarithms, with a weak pull to one.
 
     What a step depends on is seen by changing one factor after the other; factors are few, so that few rows will do.
+    Where there are pipeline stages, whether hosts wait for what these receive is tried both ways.
     """
     on_row(f"fitting on {len(subjects)} rows")
+    staged = any(
+        one.kind == "recv" for subject in subjects for graph in subject.job.graphs for one in graph.collectives
+    )
+    devices = tuple(dict.fromkeys(subject.platform.device.name for subject in subjects))
+    starts = [
+        Stack(name, provenance, devices=devices, blocking_stages=on) for on in ((False, True) if staged else (False,))
+    ]
+    return min((_fitted(subjects, start) for start in starts), key=lambda stack: stack.spread)
+
+
+def _fitted(subjects: Sequence[_Subject], start: Stack) -> Stack:
+    """The stack with its factors fitted."""
     measured = np.log([subject.row.ms for subject in subjects])
-    start = Stack(name, provenance)
     base = np.log([subject.ms(start) for subject in subjects])
     probes: list[dict[str, Any]] = [{factor: PROBE} for factor in FACTORS]
     slopes = np.stack([
@@ -261,5 +303,4 @@ def fit_stack(
     residual = measured - current
     freedom = max(1, len(subjects) - len(FACTORS))
     spread = max(math.sqrt(float(residual @ residual) / freedom), float(np.abs(residual).max()) / P90 / 2)
-    devices = tuple(dict.fromkeys(subject.platform.device.name for subject in subjects))
-    return replace(stack, spread=round(spread, 4), devices=devices)
+    return replace(stack, spread=round(spread, 4))
