@@ -1,4 +1,6 @@
-"""Llama 3 in bfloat16, as torchtitan and Megatron train it: what rows of published tables are predicted from.
+"""Llama 3 in bfloat16 as torchtitan trained it at the end of 2024: keys and values repeated, norms of several calls.
+
+In PyTorch 2.6 an RMSNorm was no kernel of its own; the optimizer updated lists of weights; gradients were clipped.
 
 foretrace predict --on h100 --parallel data=8,sharded,mixed -- python benchmarks/models/llama.py --preset 8b --batch 2
 """
@@ -40,6 +42,20 @@ PRESETS = {
 }
 
 
+class RMSNorm(nn.Module):
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        full = x.float()
+        return (full * torch.rsqrt(full.pow(2).mean(-1, keepdim=True) + 1e-5)).type_as(x) * self.weight
+
+
+def repeated(x: Tensor, times: int) -> Tensor:
+    return x[:, :, :, None].expand(-1, -1, -1, times, -1).flatten(2, 3)
+
+
 def rotated(x: Tensor, angles: Tensor) -> Tensor:
     pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
     return torch.view_as_real(pairs * angles[: x.shape[1], None]).flatten(-2).type_as(x)
@@ -55,16 +71,17 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, angles: Tensor) -> Tensor:
         q, k, v = (layer(x).unflatten(-1, (-1, self.width)) for layer in (self.q, self.k, self.v))
         q, k = rotated(q, angles), rotated(k, angles)
-        heads = (part.transpose(1, 2) for part in (q, k, v))
-        seen = functional.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True)
+        times = q.shape[2] // k.shape[2]
+        heads = (part.transpose(1, 2) for part in (q, repeated(k, times), repeated(v, times)))
+        seen = functional.scaled_dot_product_attention(*heads, is_causal=True)
         return self.out(seen.transpose(1, 2).flatten(-2))
 
 
 class Block(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.attention, self.before_attention = Attention(shape), nn.RMSNorm(shape.dim)
-        self.before_mlp = nn.RMSNorm(shape.dim)
+        self.attention, self.before_attention = Attention(shape), RMSNorm(shape.dim)
+        self.before_mlp = RMSNorm(shape.dim)
         self.gate, self.up = (nn.Linear(shape.dim, shape.hidden, bias=False) for _ in range(2))
         self.down = nn.Linear(shape.hidden, shape.dim, bias=False)
 
@@ -98,7 +115,7 @@ class Llama(nn.Module):
         self.recompute = recompute
         self.words = nn.Embedding(shape.vocabulary, shape.dim)
         self.layers = nn.ModuleList(Block(shape) for _ in range(shape.layers))
-        self.norm, self.output = nn.RMSNorm(shape.dim), nn.Linear(shape.dim, shape.vocabulary, bias=False)
+        self.norm, self.output = RMSNorm(shape.dim), nn.Linear(shape.dim, shape.vocabulary, bias=False)
         width = shape.dim // shape.heads
         turns = torch.outer(torch.arange(shape.seq), 500000.0 ** -(torch.arange(0, width, 2) / width)).float()
         self.register_buffer("angles", torch.polar(torch.ones_like(turns), turns), persistent=False)
@@ -130,11 +147,12 @@ def main() -> None:
         angles = model.angles
         model.bfloat16().angles = angles
         text = torch.randint(shape.vocabulary, (args.batch, shape.seq + 1))
-    optimizer = torch.optim.AdamW(model.parameters(), fused=device == "cuda")
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
     for _ in range(3):
         optimizer.zero_grad()
-        scores = model(text[:, :-1]).float()
-        functional.cross_entropy(scores.flatten(0, 1), text[:, 1:].flatten()).backward()
+        loss = functional.cross_entropy(model(text[:, :-1]).flatten(0, 1).float(), text[:, 1:].flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
         optimizer.step()
 
 
