@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import replace
+from typing import Any
 
 from benchmarks.lib.published_steps import PublishedStep, is_fitted, published
 from foretrace.platform.stack import STACKS, Stack
@@ -17,7 +18,7 @@ from foretrace.whatif import step_table
 
 BETWEEN_CLUSTERS = 0.1
 """Standard deviation of the logarithm between clusters with the same GPU and software, beside that of the fit."""
-KNOWN = {
+KNOWN: dict[str, tuple[str, str, dict[str, Any]]] = {
     "torch-2.6": (
         "torchtitan",
         "Llama 3.1 8B on 8 and 128 H100 (pytorch/torchtitan, December 2024)",
@@ -50,7 +51,7 @@ def fitted(name: str) -> Stack:
             subject.platform = replace(subject.platform, device=device)
     stack = step_table.fit_stack(subjects, name, f"fitted on {len(rows)} steps of {what}")
     spread = round(math.hypot(stack.spread, BETWEEN_CLUSTERS), 4)
-    return replace(stack, spread=spread, **known)  # type: ignore[arg-type]
+    return replace(stack, spread=spread, **known)
 
 
 def main() -> None:

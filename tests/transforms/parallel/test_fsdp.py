@@ -173,7 +173,7 @@ def test_one_data_parallel_rank_has_float32_weights_with_zero1_and_mixed() -> No
 
 def test_casts_of_shards_are_freed_when_they_were_gathered() -> None:
     graph = parallelize(dtype(gpt_step(), "bfloat16"), data=4, sharded=True, mixed=True).graphs[0]
-    casts = {op.args[0].storage for op in graph.ops if op.name == "aten::split_with_sizes"}
+    casts = {op.tensors[0].storage for op in graph.ops if op.name == "aten::split_with_sizes"}
     assert casts and all(graph.storages[number].death >= 0 for number in casts)
 
 

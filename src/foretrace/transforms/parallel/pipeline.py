@@ -321,8 +321,8 @@ class _Stage:
     def _call(self, chunk: Chunk, rows: Sequence[int], microbatch: int) -> None:
         ready: dict[int, list[Tensor]] = {}
         for gradient in chunk.gradients:
-            storage = gradient.tensor.storage
-            if storage not in self.fused and (microbatch or storage in self.sums):
+            made = gradient.tensor.storage
+            if made not in self.fused and (microbatch or made in self.sums):
                 ready.setdefault(gradient.ready, []).append(gradient.tensor)
 
         def renamed(tensor: Tensor) -> Tensor:
@@ -345,9 +345,9 @@ class _Stage:
             self._emit(EditedCall(op, call.origin if not microbatch else -1, collective))
             self.to_free += [s + microbatch * self.id_stride for s in chunk.last_use.get(row, ())]
             accumulated = []
-            for gradient in ready.get(row, ()):
-                own, whole = self._of_microbatch(gradient, microbatch), self.sums.get(gradient.storage, gradient)
-                if not microbatch and whole is not gradient:
+            for complete in ready.get(row, ()):
+                own, whole = self._of_microbatch(complete, microbatch), self.sums.get(complete.storage, complete)
+                if not microbatch:
                     self._emit(EditedCall(allocation(whole, op)))
                 add = call_like("aten::add_", (whole, own), (whole,), op)
                 add.overload, add.node = "Tensor", "torch::autograd::AccumulateGrad"
