@@ -12,11 +12,11 @@ import pickle
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from foretrace.analysis.report import NotebookDocument, plain
+from foretrace.analysis.report import NotebookDocument
 from foretrace.errors import ForetraceError
 from foretrace.files import read_bounded, read_error
 from foretrace.graph import MAX_RANKS
@@ -68,11 +68,6 @@ class Hang(NotebookDocument):
     collectives: list[StuckCollective]
     """Those that are not done, the earliest first."""
     notes: list[str] = field(default_factory=list)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields of ``foretrace fleet hang --json``."""
-        found: dict[str, Any] = plain(asdict(self))
-        return found
 
 
 class _PlainUnpickler(pickle.Unpickler):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from foretrace._progress import OnProgress, Progress
-from foretrace.analysis.report import NotebookDocument, plain
+from foretrace.analysis.report import NotebookDocument
 from foretrace.api import benchmark
 from foretrace.errors import ForetraceError
 from foretrace.fleet.mix import FAMILY, STATED, TOTAL, Mix, fleet_mix
@@ -80,11 +80,6 @@ class FleetSuite(NotebookDocument):
     """What it takes to run all members, about."""
     notes: list[str] = field(default_factory=list)
 
-    def to_dict(self) -> dict[str, Any]:
-        """The fields of ``foretrace fleet suite --json``."""
-        found: dict[str, Any] = plain(asdict(self))
-        return found
-
 
 @dataclass
 class Drift(NotebookDocument):
@@ -109,11 +104,6 @@ class Drift(NotebookDocument):
     scorecard: list[ScoreRow]
     """Of the suite as it is."""
     notes: list[str] = field(default_factory=list)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields of ``foretrace fleet drift --json``."""
-        found: dict[str, Any] = plain(asdict(self))
-        return found
 
 
 def parse_budget(text: str) -> float:

@@ -7,15 +7,15 @@ Answered from the reduced records alone: a record knows how its step responds to
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import date
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from foretrace.analysis.breakdown import KERNEL_GROUPS
-from foretrace.analysis.report import NotebookDocument, plain
+from foretrace.analysis.report import NotebookDocument
 from foretrace.cost_models.kernels.model import device_models
 from foretrace.cost_models.kernels.pricing import price_kernels
 from foretrace.errors import ForetraceError
@@ -79,11 +79,6 @@ class FleetWhatIf(NotebookDocument):
     price: float | None
     savings: list[Saving]
     notes: list[str] = field(default_factory=list)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields of ``foretrace fleet whatif --json``."""
-        found: dict[str, Any] = plain(asdict(self))
-        return found
 
 
 def response_of(record: StepRecord) -> StepResponse:

@@ -18,6 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Index: TypeAlias = int | NDArray[np.int64]
+STREAM = 0
+"""The last argument of a generated kernel in a recording."""
 POINTER = re.compile(r"\w*ptr\d*")
 WRITTEN = re.compile(r"(in_out|out)_ptr")
 INSTRUCTIONS = {

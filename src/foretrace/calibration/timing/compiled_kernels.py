@@ -26,7 +26,7 @@ from foretrace.calibration.timing.timer import CompiledCase
 from foretrace.cost_models.kernels.families.compiled import COMPILED, Chain, chain_number
 from foretrace.errors import ForetraceError
 from foretrace.graph import Op, Tensor, Value
-from foretrace.graph.generated_kernels import kernel_facts
+from foretrace.graph.generated_kernels import STREAM, kernel_facts
 from foretrace.platform.measurements.kernels import SUFFIX, Batch
 
 CHAINS = 32
@@ -151,10 +151,6 @@ def recorded_launches(autotuner: Any) -> Iterator[list[CompiledCase]]:
 
     with patch.object(autotuner, "run", run_and_record):
         yield found
-
-
-STREAM = 0
-"""The last argument of a compiled kernel in a recording."""
 
 
 def _described(value: Any) -> Value:

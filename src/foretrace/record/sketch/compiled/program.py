@@ -17,7 +17,7 @@ from unittest.mock import patch
 import torch
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
-from foretrace.graph.generated_kernels import kernel_facts, written_arguments
+from foretrace.graph.generated_kernels import STREAM, kernel_facts, written_arguments
 from foretrace.graph.op import COMPILED_REGION, GRAPH_LAUNCH, Op
 from foretrace.record.sketch.cuda import CUDA, Labels
 from foretrace.record.sketch.fake_step import FakeStepMode
@@ -28,8 +28,6 @@ LEFT_OUT = ("triton", "torch._inductor.async_compile", "torch._inductor.runtime.
 """Modules that the program imports to compile its kernels."""
 HELPERS = ("get_args", "benchmark_compiled_module")
 """Functions of the program that only benchmarks call."""
-STREAM = 0
-"""The last argument of a compiled kernel in a recording."""
 
 
 class Program:
