@@ -335,3 +335,27 @@ def test_tables_with_sparse_gradients_are_compiled_with_the_rest() -> None:
     assert not any(note.startswith("torch.compile was left out") for note in graph.notes)
     assert kernels(graph, "forward") and kernels(graph, "backward")
     assert [op.name for op in graph.ops if op.phase == "backward"].count("aten::_embedding_bag_backward") == 1
+
+
+@on_cuda
+def test_a_backward_is_compiled_for_the_layouts_that_the_forward_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    strides: list[tuple[int, ...]] = []
+
+    def kept(module: torch.fx.GraphModule, options: dict[str, Any]) -> Any:
+        if options.get("is_backward"):
+            values = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
+            strides.extend(each.stride() for each in values if each.dim() == 4 and each.shape[-1] == 16)
+        return program_of(module, options)
+
+    def build() -> Callable[[], Any]:
+        layers = [torch.nn.Conv2d(128, 128, 3, padding=1), torch.nn.BatchNorm2d(128), torch.nn.ReLU()]
+        run = torch.compile(torch.nn.Sequential(*layers, torch.nn.Conv2d(128, 128, 3)).cuda())
+        given = torch.randn(4, 128, 16, 16, device="cuda")
+        return lambda: run(given).sum().backward()
+
+    monkeypatch.setattr("foretrace.record.sketch.compiled.dynamo.program_of", kept)
+    sketch(build, "cuda")
+    channels_last = (128 * 16 * 16, 1, 128 * 16, 128)
+    assert strides and set(strides) == {channels_last}, (
+        "TorchInductor lays convolutions out so, whatever the weights are"
+    )

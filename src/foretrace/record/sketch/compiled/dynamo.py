@@ -35,12 +35,15 @@ from foretrace.record.sketch.compiled.inductor import (
     AUTOTUNED,
     CannotLowerError,
     graph_form,
+    lay_out_arguments,
     methods_without_driver,
     pretended_inductor,
     program_of,
     put_on_gpu,
     reason,
     register_patterns,
+    result_names,
+    result_strides,
 )
 from foretrace.record.sketch.compiled.program import Program, watching
 from foretrace.record.sketch.compiled.regions import GRAPHED, CompiledRegions, eager_regions
@@ -94,6 +97,8 @@ class Compiler:
         """Code that could not be compiled."""
         self._programs: dict[str, tuple[str, Any]] = {}
         """Generated programs by the form of their graphs: layers that are compiled one by one share theirs."""
+        self._kept_strides: dict[str, tuple[int, ...]] = {}
+        """How the last program lays out its results, by name: a backward is compiled right after its forward."""
 
     def changes(self) -> list[tuple[Any, str, Callable[[Any], Any]]]:
         """Functions of PyTorch to replace: where each is, and the function from it to its replacement."""
@@ -295,7 +300,9 @@ class Compiler:
     def _lowered(self, module: Any, inputs: Any, **options: Any) -> Any:
         with _disable_current_modes(), self._on_gpu():
             put_on_gpu(module, self._labels.of)
-            kept = torch.fx.GraphModule(module, _copied(module.graph))
+            if options.get("is_backward"):
+                lay_out_arguments(module, self._kept_strides)
+            kept, results = torch.fx.GraphModule(module, _copied(module.graph)), result_names(module)
             form = graph_form(module, options)
             if form not in self._programs:
                 try:
@@ -304,6 +311,7 @@ class Compiler:
                     self._regions.failed(str(error))
                     return torch._functorch.aot_autograd.make_boxed_func(kept.forward)
             source, graph = self._programs[form]
+            self._kept_strides = result_strides(results, graph)
         changed = [place for place, name in enumerate(graph.graph_input_names) if name in graph.mutated_inputs]
         return Program(source, changed, self._labels, self._static(graph, options), WatchedProgram(kept, options))
 

@@ -11,7 +11,7 @@ import inspect
 import math
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any
@@ -279,6 +279,34 @@ def _sparse_values() -> Iterator[None]:
 
     with patch.object(fake_tensor_prop, "snapshot_fake", snapshot):
         yield
+
+
+def result_names(module: torch.fx.GraphModule) -> list[str]:
+    """The names of the nodes whose values a graph returns; an empty one for a constant."""
+    (output,) = (node for node in module.graph.nodes if node.op == "output")
+    return [node.name if isinstance(node, torch.fx.Node) else "" for node in output.args[0]]
+
+
+def result_strides(names: Sequence[str], graph: Any) -> dict[str, tuple[int, ...]]:
+    """Strides of what a program returns, by name, where they are numbers."""
+    found = {}
+    for name, result in zip(names, graph.graph_outputs):
+        strides = result.maybe_get_stride() if hasattr(result, "maybe_get_stride") else None
+        if strides and all(str(stride).isdigit() for stride in strides):
+            found[name] = tuple(map(int, strides))
+    return found
+
+
+def lay_out_arguments(module: torch.fx.GraphModule, strides: Mapping[str, tuple[int, ...]]) -> None:
+    """Give the arguments of a backward the strides that the forward's program writes them with.
+
+    Both graphs were traced before these were known.
+    """
+    for node in module.graph.nodes:
+        traced, wanted = node.meta.get("val"), strides.get(node.name)
+        if node.op == "placeholder" and isinstance(traced, FakeTensor) and wanted and len(wanted) == traced.dim():
+            with traced.fake_mode:
+                node.meta["val"] = torch.empty_strided(traced.size(), wanted, dtype=traced.dtype, device=traced.device)
 
 
 def _on_gpu(value: Any) -> Any:
