@@ -104,7 +104,7 @@ def test_ranks_alike_take_part_through_the_graph_they_share() -> None:
 
 
 def test_a_rank_alike_one_that_has_no_graph_is_refused() -> None:
-    with pytest.raises(ForetraceError, match="alike rank 3, which has no graph"):
+    with pytest.raises(ForetraceError, match="equal to rank 3, which has no graph"):
         met(rank(0, 4, reduce()), alike={1: 3})
 
 

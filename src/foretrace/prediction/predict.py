@@ -380,7 +380,7 @@ def merge_rank_notes(notes: Mapping[int, Iterable[str]]) -> list[str]:
     """The notes of some ranks, of those that say much the same the first one's.
 
     >>> merge_rank_notes({0: ["guessed", "5 ms are guesses"], 1: ["guessed", "6 ms are guesses"]})
-    ['guessed', 'on rank 0, others alike: 5 ms are guesses']
+    ['guessed', 'on rank 0, and likewise on others: 5 ms are guesses']
     """
     found: dict[frozenset[str], dict[str, int]] = {}
     for rank, theirs in notes.items():
