@@ -47,6 +47,11 @@ FILES = {
     "memmap": "np.memmap(here / 'data.bin', np.uint8, 'r+')[:] = 7",
     "mmap": "with open(here / 'data.bin', 'r+b') as f: mmap.mmap(f.fileno(), 0)[:1] = b'x'",
     "sqlite": "with sqlite3.connect(here / 'new.db') as db: db.execute('create table a (b)')",
+    "sqlite_attach": "sqlite3.connect(':memory:').execute('ATTACH DATABASE ? AS b', (str(here / 'new.db'),))",
+    "sqlite_script": "db = sqlite3.connect(':memory:').cursor()\n"
+    "db.executescript(f\"attach '{here}/new.db' as b; create table b.a (c); insert into b.a values (7)\")\n"
+    "assert db.execute('select c from b.a').fetchall() == [(7,)]",
+    "sqlite_vacuum": "sqlite3.connect(':memory:').execute(f\"VACUUM INTO '{here}/new.db'\")",
     "shelve": "shelve.open(str(here / 'new'))['a'] = 1",
     "posix": "import posix; posix.unlink(str(here / 'keep.txt'))",
     "bz2": "bz2.open(here / 'new.bz2', 'wb').write(b'x')",
@@ -79,6 +84,10 @@ SAVERS = {
 NETWORK = {
     "connect": "socket.socket().connect(('127.0.0.1', PORT))",
     "send": "with socket.create_connection(('127.0.0.1', PORT)) as s: s.sendall(b'x'); assert s.recv(1) == b''",
+    "raw_socket": "s = _socket.socket(); s.connect(('127.0.0.1', PORT)); s.send(b'x'); assert s.recv(1) == b''",
+    "raw_datagram": "_socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', PORT))",
+    "raw_listen": "s = _socket.socket(); s.bind(('127.0.0.1', 0)); s.listen()",
+    "asyncio": "asyncio.run(asyncio.open_connection('127.0.0.1', PORT))",
     "datagram": "socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', PORT))",
     "listen": "s = socket.socket(); s.bind(('127.0.0.1', 0)); s.listen()",
     "unix_socket": "socket.socket(socket.AF_UNIX).bind(str(here / 'new'))",
@@ -101,6 +110,10 @@ PROCESSES = {
     "c_fork": "assert ctypes.CDLL(None).fork() == -1",
     "system_log": "syslog.syslog('x')",
     "fork": "pid = os.fork()\nif not pid: open(here / 'new', 'w'); os._exit(0)\nos.waitpid(pid, 0)",
+    "fork_terminal": "pid, fd = pty.fork()\nif not pid: open(here / 'new', 'w'); os._exit(0)\n"
+    "assert os.write(fd, b'x') == 1 and os.read(fd, 9) == b''; os.waitpid(pid, 0); os.close(fd)",
+    "os_fork_terminal": "os.close(os.forkpty()[1])",
+    "spawn_terminal": "pty.spawn(['touch', str(here / 'new')])",
     "spawn": "os.spawnlp(os.P_WAIT, 'touch', 'touch', str(here / 'new'))",
     "posix_spawn": "os.posix_spawnp('touch', ['touch', str(here / 'new')], os.environ)",
     "exec": "os.execlp('touch', 'touch', str(here / 'new'))",
@@ -119,9 +132,9 @@ PROCESSES = {
 ATTEMPTS = {**FILES, **SAVERS, **NETWORK, **PROCESSES}
 
 IMPORTS = """
-import atexit, bz2, csv, ctypes, gzip, http.client, http.server, io, json, logging, logging.handlers, mmap
-import multiprocessing, os, pickle, py_compile, shelve, shutil, signal, smtplib, socket, sqlite3, subprocess, syslog
-import tarfile, threading, time, urllib.request, weakref, zipfile
+import _socket, asyncio, atexit, bz2, csv, ctypes, gzip, http.client, http.server, io, json, logging
+import logging.handlers, mmap, multiprocessing, os, pickle, pty, py_compile, shelve, shutil, signal, smtplib
+import socket, sqlite3, subprocess, syslog, tarfile, threading, time, urllib.request, weakref, zipfile
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from queue import Queue

@@ -248,7 +248,7 @@ def test_a_function_of_c_is_itself_again_afterwards_and_reads_meanwhile(tmp_path
 
 
 def test_a_library_that_the_kernel_refused_a_file_is_skipped(tmp_path: Path) -> None:
-    text = f"import sqlite3\nsqlite3.connect(':memory:').execute(\"attach '{tmp_path}/new.db' as other\")"
+    text = f"import sqlite3\nsqlite3.connect(':memory:').execute(\"attach ('{tmp_path}/new.db') as other\")"
     assert sketched(tmp_path, text).notes == [
         f"skipped while sketching: train.py:3 (OperationalError: unable to open database: {tmp_path}/new.db)"
     ]

@@ -33,7 +33,7 @@ REPLACED: dict[str, list[tuple[str, Any]]] = {}
 UNIMPORTABLE: dict[str, str] = {}
 """Modules that have side effects when they are imported, and which."""
 STAND_IN_MODULES = ("files", "network", "processes", "savers", "c_functions")
-SAME_MODULES = {"os": "posix", "io": "_io"}
+SAME_MODULES = {"os": "posix", "io": "_io", "socket": "_socket"}
 """Modules in C that have the same functions by other names."""
 
 
@@ -184,7 +184,7 @@ class Guard:
     def patch(self, module: ModuleType) -> None:
         """Install the stand-ins of one module."""
         for path, stand_in in STAND_INS.get(module.__name__, ()):
-            self._swap(module, path, partial(_Replacement, stand_in))
+            self._swap(module, path, partial(Replacement, stand_in))
         for path, value in REPLACED.get(module.__name__, ()):
             self._swap(module, path, partial(_other_value, value))
 
@@ -197,7 +197,7 @@ class Guard:
             return  # this Python, or this version of a library, does not have it; or it was put there by another name
         own = vars(owner).get(name)
         replacement = made(original)
-        if isinstance(owner, type) and isinstance(replacement, _Replacement):
+        if isinstance(owner, type) and isinstance(replacement, Replacement):
             replacement = replacement.as_method()
         try:
             setattr(owner, name, replacement)
@@ -211,7 +211,7 @@ class Guard:
                 self._undo.append(partial(able.discard, replacement))
 
 
-class _Replacement:
+class Replacement:
     """What replaces a function or a class: calls the stand-in where the guard is active, and the original elsewhere.
 
     Like the functions of C that it replaces it does not bind to instances; a class still works in `isinstance`, as a
@@ -225,6 +225,7 @@ class _Replacement:
         update_wrapper(self, original, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call one of the two."""
         if not applies():
             return self._original(*args, **kwargs)
         return self._stand_in(self._original, *args, **kwargs)

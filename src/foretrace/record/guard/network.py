@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import _socket
 import errno
 import io
 import weakref
 from typing import Any
 
-from foretrace.record.guard.guard import REFUSED, Inert, RefusedError, StandIn, does_nothing, note, stands_in_for
+from foretrace.record.guard.guard import (
+    REFUSED,
+    REPLACED,
+    STAND_INS,
+    Inert,
+    RefusedError,
+    Replacement,
+    StandIn,
+    does_nothing,
+    note,
+    stands_in_for,
+)
 from foretrace.record.guard.side_effects import shown
 
 _pretended: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -17,7 +29,7 @@ NO_ADDRESS = ("127.0.0.1", 0)
 
 def _is_pretended(socket: Any) -> bool:
     """Whether nothing is sent or received on a socket: those that reach other machines, and those we connected."""
-    return socket.family.name.startswith("AF_INET") or socket in _pretended
+    return socket.family in (_socket.AF_INET, _socket.AF_INET6) or socket in _pretended
 
 
 @stands_in_for("socket:socket.connect", "socket:socket.connect_ex")
@@ -45,7 +57,7 @@ for _method, _answer in {
     stands_in_for(f"socket:socket.{_method}")(_answers(_answer))
 
 
-@stands_in_for("socket:socket.accept")
+@stands_in_for("socket:socket.accept", "socket:socket._accept")
 def _accept(original: Any, self: Any) -> Any:
     if _is_pretended(self):
         raise RefusedError(errno.EPERM, "no connections arrive while sketching")
@@ -69,6 +81,16 @@ def _send(original: Any, self: Any, data: Any, *args: Any, **kwargs: Any) -> Any
     if self not in _pretended:  # connected before
         note("send to {}", "a server that was connected before")
     return {"send": len(data), "sendall": None}[original.__name__]
+
+
+class _RawSocket(_socket.socket):
+    """A socket of the module in C, which Python's own is made of: its methods can't be replaced in place."""
+
+
+for _path, _stand_in in STAND_INS["socket"]:
+    if _original := getattr(_socket.socket, _path.removeprefix("socket."), None):
+        setattr(_RawSocket, _original.__name__, Replacement(_stand_in, _original).as_method())
+REPLACED["_socket"] = [("socket", _RawSocket), ("SocketType", _RawSocket)]
 
 
 @stands_in_for("socket:getaddrinfo")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -161,14 +162,65 @@ def _trace_execution(original: Any, self: Any, output_file_path: Any) -> Any:
 
 @stands_in_for("_sqlite3:connect", "sqlite3:connect", "sqlite3.dbapi2:connect")
 def _database(original: Any, database: Any, *args: Any, **kwargs: Any) -> Any:
-    text = os.fsdecode(database)
-    if kwargs.get("uri") and text.startswith("file:"):
-        if "mode=memory" not in text and "mode=ro" not in text and "immutable=1" not in text:
-            note("open the database {}", text)
-            text = ":memory:"
-    elif text and text != ":memory:":
-        text = redirected(text, "open the database {}", fresh=False)
-    return original(text, *args, **kwargs)
+    if len(args) < 5:  # the fifth is the class of the connection
+        kwargs["factory"] = _connection_class(kwargs.get("factory"))
+    return original(_database_file(os.fsdecode(database), bool(kwargs.get("uri"))), *args, **kwargs)
+
+
+def _database_file(name: str, is_uri: bool) -> str:
+    """The database to open in place of one: a scratch file, or one in memory."""
+    if is_uri and name.startswith("file:"):
+        if "mode=memory" in name or "mode=ro" in name or "immutable=1" in name:
+            return name
+        note("open the database {}", name)
+        return ":memory:"
+    return redirected(name, "open the database {}", fresh=False) if name and name != ":memory:" else name
+
+
+NAMES_A_DATABASE = re.compile(
+    r"""\b(attach(?:\s+database)?|vacuum(?:\s+\w+)?\s+into)\s+('(?:[^']|'')*'|"[^"]*"|\?|[:@$]\w+)""", re.IGNORECASE
+)
+"""Statements of SQL that open another database, and its name: a text or a parameter."""
+
+
+def _with_scratch_files(sql: str, parameters: Any = ()) -> tuple[str, Any]:
+    """A statement of SQL and its parameters, with scratch files for the databases that it names."""
+    if not NAMES_A_DATABASE.search(sql):
+        return sql, parameters
+    given: Any = dict(parameters) if isinstance(parameters, dict) else list(parameters)
+
+    def replace(found: re.Match[str]) -> str:
+        name = found[2]
+        if name[0] in "'\"":
+            place = _database_file(name[1:-1].replace(name[0] * 2, name[0]), True).replace("'", "''")
+            return f"{found[1]} '{place}'"
+        key = name[1:] if isinstance(given, dict) else sql[: found.start()].count("?")
+        given[key] = _database_file(os.fsdecode(given[key]), True)
+        return found[0]
+
+    return NAMES_A_DATABASE.sub(replace, sql), given
+
+
+class _NamesScratchFiles:
+    """Methods of connections and cursors of SQLite."""
+
+    def execute(self, sql: str, parameters: Any = ()) -> Any:
+        return super().execute(*_with_scratch_files(sql, parameters))  # type: ignore[misc]
+
+    def executescript(self, sql: str) -> Any:
+        return super().executescript(_with_scratch_files(sql)[0])  # type: ignore[misc]
+
+
+def _connection_class(base: Any) -> Any:
+    import sqlite3
+
+    cursor_class: Any = type("Cursor", (_NamesScratchFiles, sqlite3.Cursor), {})
+
+    class Connection(_NamesScratchFiles, base or sqlite3.Connection):  # type: ignore[misc]
+        def cursor(self, factory: Any = cursor_class) -> Any:
+            return super().cursor(factory)
+
+    return Connection
 
 
 @stands_in_for("logging:FileHandler._open")
