@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +34,8 @@ MS_PER_HOUR = 3.6e6
 """Where a step is predicted if no platform is named and it was not measured on all ranks of a job."""
 STANDARD_INPUT = Path("/dev/stdin")
 RECORDING_FILE = "job.json"
+MAX_NAME = 255
+"""Bytes that the name of a file may have."""
 """What tells a recording's folder from one of traces."""
 
 
@@ -78,7 +81,7 @@ def load(*paths: str | Path, ranks: Collection[int] | None = None) -> Job:
 
 
 def check_names(paths: Collection[str | Path]) -> None:
-    """Refuse an empty name, which as a path would be the current folder.
+    """Refuse an empty name, which as a path would be the current folder, and one that no file can have.
 
     >>> check_names(["run", ""])
     Traceback (most recent call last):
@@ -86,6 +89,9 @@ def check_names(paths: Collection[str | Path]) -> None:
     """
     if not all(map(str, paths)):
         raise ForetraceError("the name of what to read is empty", "Give a recording or a trace.")
+    for name in map(str, paths):
+        if "\0" in name or any(len(os.fsencode(part)) > MAX_NAME for part in Path(name).parts):
+            raise ForetraceError(f"no file can be called {name[:40]!r}…", "Give a recording or a trace.")
 
 
 def observe(what: Graph | Job | str | Path, step: str | None = None) -> StepReport:

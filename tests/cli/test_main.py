@@ -329,3 +329,9 @@ def test_a_shell_completes_subcommands_and_platforms(foretrace_without_torch, mo
 def test_an_option_by_the_name_that_other_tools_give_it_is_answered_with_ours(foretrace, arguments, meant):
     ran = foretrace(*arguments)
     assert ran.code == 2 and f"Did you mean {meant}?" in ran.err
+
+
+@pytest.mark.parametrize("words", [["show", "a" * 5000], ["predict", "b" * 300], ["platform", "show", "c" * 300]])
+def test_names_that_no_file_can_have_are_one_line(foretrace, words):
+    ran = foretrace(*words)
+    assert ran.code == 2 and "bug" not in ran.err and len(ran.err.splitlines()) == 1

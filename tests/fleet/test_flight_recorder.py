@@ -92,10 +92,28 @@ def test_a_pickle_that_would_run_code_is_refused_and_runs_none(tmp_path, monkeyp
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"{}", b"[1]", b"\x80\x02N.", b"nothing", b'{"entries": [{"is_p2p": 0, "seq_id": "x"}]}']
-)
+    "data",
+    [
+        b"", b"{}", b"[1]", b"\x80\x02N.", b"nothing", b'{"entries": [{"is_p2p": 0, "seq_id": "x"}]}',
+        b'{"entries": [{"is_p2p": 0, "seq_id": Infinity}]}', b"\x80\x05\x96\xff\xff\xff\xff\xff\x00\x00\x00.",
+        b'{"entries": [], "pg_config": {"0": {"ranks": "' + b"[" * 100_000 + b'"}}}',
+    ],
+)  # fmt: skip
 def test_damaged_dumps_are_one_line(tmp_path, data):
     path = tmp_path / "nccl_trace_rank_0"
     path.write_bytes(data)
     with pytest.raises(ForetraceError, match=r"dump"):
         find_hang([path])
+
+
+def test_a_number_in_a_damaged_pickle_takes_no_memory_and_a_list_of_lists_no_time(tmp_path):
+    nested: object = 1
+    for _ in range(100):
+        nested = [nested, nested]
+    waits = [{**call(2, "scheduled"), "input_sizes": nested}]
+    folder = dumps(tmp_path / "d", {0: waits, 1: [call(1)]}, {})
+    assert len(find_hang([folder]).collectives[0].sizes) <= 80
+    huge = pickle.PROTO + b"\x02}" + pickle.LONG_BINPUT + b"\xff\xff\xff\x7f" + b"."
+    (folder / "nccl_trace_rank_2").write_bytes(huge)
+    with pytest.raises(ForetraceError, match="it has no entries"):
+        find_hang([folder])

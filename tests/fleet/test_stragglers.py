@@ -90,6 +90,16 @@ def test_a_log_that_lacks_something_says_what(tmp_path):
     path.write_text("\n".join(lines[:-1]))
     with pytest.raises(ForetraceError, match="not every step of every worker has one optimizer"):
         find_stragglers(path)
+    for cell, odd, why in (
+        (",1.0,", ",nan,", "a time that is none"),
+        (",1.0,", ",x,", "holds no numbers"),
+        ("0,0,0,0,", "0,99999999,0,0,", "no stage"),
+        ("optimizer", "\udcff", "can't be read|holds no text"),
+        ("dp_rank", "\udcff", "can't be read|holds no text"),
+    ):
+        path.write_bytes("\n".join(lines).replace(cell, odd, 1).encode(errors="surrogateescape"))
+        with pytest.raises(ForetraceError, match=why):
+            find_stragglers(path)
     (tmp_path / "spans.parquet").write_bytes(b"PAR1")
     with pytest.raises(ForetraceError, match="can't be read"):
         find_stragglers(tmp_path / "spans.parquet")

@@ -126,3 +126,9 @@ def test_names_that_are_no_text_are_one_line(tmp_path: Path):
     (tmp_path / "report.sqlite").write_bytes(whole.replace(b"correlationId", b"correlati\xb5nId"))
     with pytest.raises(ForetraceError, match=r"report\.sqlite"):
         load_traces(tmp_path / "report.sqlite")
+
+
+def test_a_report_whose_strings_have_no_ids_is_read(tmp_path: Path):
+    with closing(sqlite3.connect(report(tmp_path / "report.sqlite"))) as db:
+        db.executescript("DROP TABLE StringIds; CREATE TABLE StringIds (other TEXT); INSERT INTO StringIds VALUES (1)")
+    assert len(load_traces(tmp_path / "report.sqlite").graphs[0].kernels.name) == 3

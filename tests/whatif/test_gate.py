@@ -87,6 +87,8 @@ def test_a_baseline_of_something_else_is_refused(other: dict[str, str], why: str
         ("no json", "can't be read"),
         ('{"format": "foretrace baseline", "version": 99}', "of version 99"),
         ('{"format": "foretrace baseline", "version": 1, "figures": {"step_ms": "x"}}', "can't be read"),
+        ('{"format": "foretrace baseline", "version": 1, "figures": {"step_ms": 1' + "0" * 400 + "}}", "can't be read"),
+        ('{"format": "foretrace baseline", "version": 1, "figures": {"step_ms": NaN}}', "can't be read"),
     ],
 )
 def test_a_file_that_is_no_baseline_is_refused(tmp_path: Path, text: str, why: str) -> None:

@@ -62,6 +62,7 @@ def test_rows_that_were_not_fitted_are_scored(
         ("model,ms\na.py,3\n", "lacks gpu"),
         ("model,gpu,ms,speed\na.py,a100,3,1\n", "columns that mean nothing: speed"),
         ("model,gpu,ms\na.py,a100,fast\n", "line 2: could not convert"),
+        ("model,gpu,ms\npython a.py,--b,a100,3\n", "line 2 has more cells than there are columns"),
         ("model,gpu,ms\na.py,a100,-3\n", "line 2 has no model, no GPU or no time"),
     ],
 )

@@ -1,7 +1,8 @@
 """Claim: no damaged file ends Foretrace in a traceback, a hang or 4 GB of memory, whichever reader it is for. 20,000
-copies of recordings, wild traces, tables, platforms, fabrics, logs of nccl-tests, points of sweeps, sharding plans and
-stored forecasts, each cut, with fields deleted, types swapped, numbers too large or junk in them, end in a result or in
-one line with an advice.
+copies of recordings, wild traces, reports of Nsight Systems, traces of rocprofv3, tables, platforms, fabrics, stacks,
+logs of nccl-tests, points of sweeps, sharding plans, stored forecasts, tables of step times, baselines, span logs,
+flight-recorder dumps, labels, stores and suites of fleets end in a result or in one line with an advice. Each copy is
+cut, or has fields deleted, types swapped, numbers too large or junk in it.
 
 The damage is that of `benchmarks.claims.accuracy.mutated_traces`. Copy N of a seed is the same on every machine.
 
@@ -11,16 +12,22 @@ The damage is that of `benchmarks.claims.accuracy.mutated_traces`. Copy N of a s
 from __future__ import annotations
 
 import argparse
+import atexit
+import contextlib
 import gzip
+import json
 import os
+import pickle
 import random
 import resource
 import shutil
+import sqlite3
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -30,6 +37,7 @@ from benchmarks.claims.accuracy.mutated_traces import ending, mutated, outcome, 
 from benchmarks.lib.process import shared
 from benchmarks.lib.table import keep
 from foretrace.errors import ForetraceError
+from foretrace.fleet.stragglers import COLUMNS
 from foretrace.platform.fabric import FABRICS, LINKS
 from foretrace.platform.registry import SHIPPED
 from foretrace.report import as_json
@@ -37,7 +45,9 @@ from foretrace.sharding.options import Ranks
 from foretrace.sharding.plan import Placement, read_plan, write_plan
 from foretrace.sharding.tables import Table
 from foretrace.ui.documents import checked, document_page
+from foretrace.whatif.gate import predicted_baseline
 from foretrace.whatif.points import read_points
+from foretrace.whatif.step_table import read_table
 
 RECORDING = Path(__file__).resolve().parents[3] / "tests" / "data" / "h200" / "dlrm_default_b512"
 MOST_BYTES = 4 * 2**30
@@ -50,6 +60,22 @@ LOG = """# Collective test starting: all_reduce_perf
 #  size   count   type   redop    root   time   algbw   busbw #wrong   time   algbw   busbw #wrong
    1024      256   float     sum     -1   36.0    0.03    0.05      0   35.77    0.03    0.05      0
    1048576  262144 float     sum     -1   74.8   14.02   24.54    N/A   76.17   13.77   24.09    N/A
+"""
+STEP_TIMES = f"model,parallel,gpu,ms\n{RECORDING},,h200,3.4\n{RECORDING},data=2,a100,7\n"
+LABELS = "recording,team,gpu_hours\ndlrm_default_b512,ads,120\nother,search,7.5\n"
+NSIGHT = """
+CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT);
+INSERT INTO StringIds VALUES (0, 'cudaLaunchKernel_v7000'), (1, 'gemm'), (2, 'training step');
+CREATE TABLE TARGET_INFO_GPU (id INTEGER, name TEXT, busLocation TEXT);
+INSERT INTO TARGET_INFO_GPU VALUES (3, 'NVIDIA H200', '0000:00:1e.0');
+CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start, end, eventClass, globalTid, correlationId, nameId, returnValue);
+INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (11000, 14000, 0, 1291845637, 1, 0, 0);
+CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start, end, deviceId, contextId, streamId, correlationId, globalPid,
+    demangledName, shortName, gridX, gridY, gridZ, blockX, blockY, blockZ);
+INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (20000, 50500, 0, 1, 7, 1, 1291845632, 1, 1, 4, 2, 1, 128, 1, 1);
+CREATE TABLE NVTX_EVENTS (start, end, eventType, text, globalTid, textId, domainId);
+INSERT INTO NVTX_EVENTS VALUES (0, 100000, 59, NULL, 1291845637, 2, 0),
+    (10000, 19000, 59, 'aten::mm, op_id = 12, sizes = [[2, 3], [3, 4]]', 1291845637, NULL, 0);
 """
 Reader = Callable[[random.Random, Path], str]
 """Damages a file in an empty folder, reads it, and says how that ends."""
@@ -144,11 +170,134 @@ def of_forecasts(rng: random.Random, folder: Path) -> str:
     return reading(draw)
 
 
+def of_nsight(rng: random.Random, folder: Path) -> str:
+    path = folder / "report.sqlite"
+    if rng.random() < 0.5:  # a sound database with odd contents
+        text = mutated(rng, NSIGHT.encode())[1].decode(errors="replace").replace("\0", "")
+        with closing(sqlite3.connect(path)) as database, contextlib.suppress(sqlite3.Error, sqlite3.Warning):
+            for statement in text.split(";\n"):
+                with contextlib.suppress(sqlite3.Error, sqlite3.Warning):
+                    database.execute(statement)
+            database.commit()
+    else:
+        with closing(sqlite3.connect(path)) as database:
+            database.executescript(NSIGHT)
+        damage(rng, path)
+    return outcome(["show", str(path)])
+
+
+def of_rocprof(rng: random.Random, folder: Path) -> str:
+    def record(kind: int, correlation: int, start: int, end: int, **more: Any) -> dict[str, Any]:
+        times = {"start_timestamp": 900_000_000 + start, "end_timestamp": 900_000_000 + end}
+        about = {"kind": kind, "operation": 1, "thread_id": 501, "correlation_id": {"internal": correlation}}
+        return {**about, **times, **more}
+
+    size = {"workgroup_size": {"x": 256, "y": 1, "z": 1}, "grid_size": {"x": 1024, "y": 3, "z": 1}}
+    dispatch = {"agent_id": {"handle": 9001}, "queue_id": {"handle": 1}, "kernel_id": 17, **size}
+    process = {
+        "metadata": {"pid": 501, "init_time": 900_000_000, "fini_time": 901_000_000},
+        "agents": [{"id": {"handle": 9001}, "type": 2, "name": "gfx942", "product_name": "AMD Instinct MI300X"}],
+        "kernel_symbols": [{"kernel_id": 17, "kernel_name": "_Z3addPf.kd", "formatted_kernel_name": "add(float*)"}],
+        "strings": {
+            "buffer_records": [{"kind": "NONE", "operations": []},
+                               {"kind": "HIP_RUNTIME_API", "operations": ["NONE", "hipLaunchKernel"]}],
+            "marker_api": [{"key": 40, "value": "ProfilerStep#2"}],
+        },
+        "buffer_records": {
+            "hip_api": [record(1, 1, 11_000, 13_000)],
+            "kernel_dispatch": [record(4, 1, 20_000, 45_250, dispatch_info=dispatch)],
+            "marker_api": [record(3, 40, 0, 90_000)],
+        },
+    }  # fmt: skip
+    path = folder / "results.json"
+    path.write_bytes(mutated(rng, json.dumps({"rocprofiler-sdk-tool": [process]}).encode())[1])
+    return outcome(["show", str(path)])
+
+
+def of_stacks(rng: random.Random, folder: Path) -> str:
+    path = folder / "stack.json"
+    shutil.copy(rng.choice(sorted((SHIPPED.parent / "stacks").glob("*.json"))), path)
+    damage(rng, path)
+    return outcome(["predict", str(RECORDING), "--on", "h200", "--stack", str(path)])
+
+
+def of_step_times(rng: random.Random, folder: Path) -> str:
+    path = folder / "steps.csv"
+    path.write_bytes(mutated(rng, STEP_TIMES.encode())[1])
+    return reading(lambda: read_table(path)) if rng.random() < 0.8 else outcome(["check-table", str(path)])
+
+
+def of_baselines(rng: random.Random, folder: Path) -> str:
+    path = folder / "perf.json"
+    path.write_bytes(mutated(rng, stored("baseline"))[1])
+    return outcome(["gate", str(RECORDING), "--on", "h200", "--baseline", str(path)])
+
+
+def of_spans(rng: random.Random, folder: Path) -> str:
+    rows = [
+        (dp, stage, 2 * stage + dp, step, "forward-compute", float(batch), 1.0 + dp, batch, 0, stage)
+        for step in range(3) for dp in (0, 1) for stage in (0, 1) for batch in (0, 1)
+    ]  # fmt: skip
+    text = "\n".join([",".join(COLUMNS), *(",".join(map(str, row)) for row in rows), ""])
+    path = folder / "spans.csv"
+    path.write_bytes(mutated(rng, text.encode())[1])
+    return outcome(["fleet", "stragglers", str(path)])
+
+
+def of_dumps(rng: random.Random, folder: Path) -> str:
+    waits = [
+        {"process_group": ("0", "default_pg"), "collective_seq_id": number, "profiling_name": "nccl:all_reduce",
+         "input_sizes": [[1024]], "state": state, "time_created_ns": 1000 + number, "is_p2p": False}
+        for number, state in ((1, "completed"), (2, "scheduled"))
+    ]  # fmt: skip
+    pickled = rng.random() < 0.5
+    for rank in range(4):
+        group = {"name": "0", "desc": "default_pg", "ranks": "[0, 1, 2, 3]"}
+        dump = {"version": "2.4", "pg_config": {"0": group}, "entries": waits[: 1 if rank == 2 else 2]}
+        text = pickle.dumps(dump, 2) if pickled else json.dumps(dump).encode()
+        (folder / f"nccl_trace_rank_{rank}").write_bytes(mutated(rng, text)[1] if rank < 2 else text)
+    return outcome(["fleet", "hang", str(folder)])
+
+
+def of_fleets(rng: random.Random, folder: Path) -> str:
+    store, suite = folder / "store", folder / "suite"
+    shutil.copytree(fleet() / "store", store)
+    shutil.copytree(fleet() / "suite", suite)
+    what = rng.choice(("labels", "store", "suite"))
+    if what == "labels":
+        path = folder / "labels.csv"
+        path.write_bytes(mutated(rng, LABELS.encode())[1])
+        return outcome(["fleet", "add", str(store), str(RECORDING), "--labels", str(path), "--relabel"])
+    if what == "suite":
+        damage(rng, suite / "suite.json")
+        return outcome(["fleet", "drift", str(store), str(suite)])
+    damage(rng, rng.choice([path for path in sorted(store.rglob("*")) if path.is_file() and path.stat().st_size]))
+    command = rng.choice((["show"], ["whatif"]))
+    return outcome(["fleet", *command, str(store)])
+
+
+@cache
+def fleet() -> Path:
+    """A store of one recording, and its suite; kept for as long as this process lives."""
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    for arguments in (["add", "store", str(RECORDING), "--workers", "1"], ["suite", "store", "--size", "1", "--out"]):
+        where = [str(folder / word) if word == "store" else word for word in arguments]
+        ended = outcome(["fleet", *where, *([str(folder / "suite")] if where[-1] == "--out" else [])])
+        assert ended == "report", ended
+    return folder
+
+
 @cache
 def stored(what: str) -> bytes:
     """A result as Foretrace stores it."""
     if what == "forecast":
         return as_json(ft.predict(RECORDING, on="h200")).encode()
+    if what == "baseline":
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "perf.json"
+            predicted_baseline(str(RECORDING), "h200").write(path)
+            return path.read_bytes()
     if what == "what_if":
         return as_json(ft.what_if(RECORDING, "h200", ["dtype=bf16"])).encode()
     with tempfile.TemporaryDirectory() as folder:
@@ -160,7 +309,9 @@ def stored(what: str) -> bytes:
 READERS: dict[str, Reader] = {
     "recordings": of_recordings, "traces": of_traces, "tables": of_tables, "platforms": of_platforms,
     "fabrics": of_fabrics, "logs of nccl-tests": of_logs, "points of sweeps": of_points, "plans": of_plans,
-    "forecasts": of_forecasts,
+    "forecasts": of_forecasts, "reports of Nsight Systems": of_nsight, "traces of rocprofv3": of_rocprof,
+    "stacks": of_stacks, "tables of step times": of_step_times, "baselines": of_baselines, "span logs": of_spans,
+    "flight-recorder dumps": of_dumps, "fleets": of_fleets,
 }  # fmt: skip
 
 

@@ -41,6 +41,7 @@ SYNONYMS = {
     **dict.fromkeys(("--output", "-o"), "--out"),
 }
 """What other tools call our options."""
+UNUSABLE_PATH = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ELOOP)
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Standard output may be a file."""
 
@@ -163,6 +164,8 @@ def explain(error: Exception) -> bool:
         print_error("this needs PyTorch, which is not installed", "Install it: pip install torch")
     elif isinstance(error, OSError) and error.errno in DISK_FULL:
         print_error(f"nothing more can be written ({error.strerror})", "Free some space where the output goes.")
+    elif isinstance(error, OSError) and error.errno in UNUSABLE_PATH and isinstance(error.filename, str):
+        print_error(f"{error.filename[:200]} can't be read or written ({error.strerror})", "Check the path")
     else:
         return False
     return True

@@ -10,11 +10,12 @@ import io
 import json
 import pickle
 import re
+import reprlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from foretrace.analysis.report import NotebookDocument
 from foretrace.errors import ForetraceError
@@ -27,6 +28,10 @@ DONE = "completed"
 LISTS = ("build_intlist", "build_doublelist", "build_boollist", "build_tensorlist")
 """Functions of torch.jit by which its pickles write lists of one type."""
 _RANK = re.compile(r"(\d+)(?:\.\w+)?$")
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlist = _SHORT.maxtuple = 16
 
 
 @dataclass(slots=True)
@@ -70,8 +75,15 @@ class Hang(NotebookDocument):
     notes: list[str] = field(default_factory=list)
 
 
-class _PlainUnpickler(pickle.Unpickler):
-    """Reads containers, numbers and texts, and refuses everything that would run code."""
+class _PlainUnpickler(pickle._Unpickler):
+    """Reads containers, numbers and texts, and refuses everything that would run code.
+
+    It is the unpickler in Python: the one in C takes as much memory as the numbers in a damaged file say.
+    """
+
+    dispatch: ClassVar[dict[int, Any]] = {
+        code: load for code, load in pickle._Unpickler.dispatch.items() if code != pickle.BYTEARRAY8[0]
+    }
 
     def find_class(self, module: str, name: str) -> Any:
         """The function that a pickle names: those of torch.jit that make lists, as harmless ones of our own."""
@@ -170,30 +182,35 @@ class _Rank:
         self.calls: dict[tuple[str, int], _Call] = {}
         try:
             for number, about in _items(dump.get("pg_config")):
-                name = f"{about.get('name', number)}"
+                name = _text(about.get("name", number))
                 self.groups[name] = _members(about.get("ranks"))
             for entry in dump["entries"]:
                 if not entry.get("is_p2p"):
                     self._add(entry)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise ForetraceError(
                 f"{source} does not hold what a dump should ({type(error).__name__}: {error})", "Leave it out."
             ) from None
 
     def _add(self, entry: dict[str, Any]) -> None:
         group = entry.get("process_group") or [entry.get("pg_name", entry.get("pg_id", 0))]
-        name = str(group[0] if isinstance(group, (list, tuple)) else group)
+        name = _text(group[0] if isinstance(group, (list, tuple)) else group)
         number = int(entry.get("collective_seq_id", entry.get("seq_id", -1)))
         self.calls[name, number] = _Call(
-            kind=str(entry.get("profiling_name", "?")).rpartition(":")[2],
-            sizes=str(entry.get("input_sizes", ""))[:80],
-            state=str(entry.get("state", "")),
+            kind=_text(entry.get("profiling_name", "?")).rpartition(":")[2],
+            sizes=_text(entry.get("input_sizes", ""))[:80],
+            state=_text(entry.get("state", "")),
             created_ns=int(entry.get("time_created_ns", 0)),
         )
 
     def last(self, group: str) -> int:
         """The number of the group's last collective that the rank called; -1 for none."""
         return max((number for name, number in self.calls if name == group), default=-1)
+
+
+def _text(value: Any) -> str:
+    """The text of a value: of a list its first items, since a small pickle may hold one of endless length."""
+    return value if isinstance(value, str) else _SHORT.repr(value)
 
 
 def _items(config: Any) -> Iterable[tuple[str, dict[str, Any]]]:

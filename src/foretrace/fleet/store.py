@@ -114,7 +114,7 @@ class Store:
             about = json.loads((path / STORE).read_bytes())
         except (FileNotFoundError, NotADirectoryError):
             return cls._new(path) if create else cls._missing(path)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             what = f"{path / STORE} can't be read ({error})"
             raise ForetraceError(what, "Restore it, or name another store.") from None
         if not isinstance(about, dict) or about.get("format") != FORMAT:

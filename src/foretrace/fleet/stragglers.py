@@ -9,6 +9,7 @@ is that of "Understanding Stragglers in Large Model Training Using What-if Analy
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,9 @@ FORWARD, BACKWARD = "forward-compute", "backward-compute"
 PARAMS, GRADS, SEPARATE = "params-all-gather", "grads-reduce-scatter", "separate-grads-all-reduce"
 LAYERNORM, EMBEDDING, CLIP = "layernorm-grads-all-reduce", "embedding-grads-all-reduce", "optimizer-clip-main-grad"
 GC, OPTIMIZER = "gc", "optimizer"
+MAX_STAGES, MAX_SECONDS = 4096, 1e12
+MAX_GAPS = 1 << 24
+"""Spans that a log may lack, before it is no longer said which."""
 SENDS = {"forward-send": 1, "forward-recv": -1, "backward-send": -1, "backward-recv": 1}
 """Spans between pipeline stages, and how far away the other stage is."""
 PARTNER = {"forward-send": "forward-recv", "backward-send": "backward-recv"}
@@ -124,27 +128,33 @@ def read_spans(path: Path) -> Spans:
             table = pyarrow.csv.read_csv(path)
         else:
             table = pa.parquet.ParquetFile(path).read()
+        present = table.column_names
     except FileNotFoundError as error:
         raise read_error(path, error) from None
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         what = str(error).splitlines()[0][:120]
         raise ForetraceError(f"{path} can't be read ({what})", "Give a span log as Parquet or CSV.") from None
-    missing = [name for name in COLUMNS if name not in table.column_names]
+    missing = [name for name in COLUMNS if name not in present]
     if missing:
         raise ForetraceError(f"{path} is no span log: it has no column {missing[0]}", f"It needs {', '.join(COLUMNS)}.")
     columns: dict[str, Any] = {}
     for name in COLUMNS:
         column = table.column(name)
-        if name == "optype":
-            columns[name] = np.array(column.cast(pa.string()).to_pylist())
-            continue
-        kind = np.float64 if name in ("start_ts", "duration") else np.int64
+        is_text, is_time = name == "optype", name in ("start_ts", "duration")
         try:
-            columns[name] = np.asarray(column.to_numpy(), kind)
-        except (ValueError, TypeError):
-            raise ForetraceError(f"{path}: the column {name} holds no numbers", "Check the log.") from None
+            if is_text:
+                columns[name] = np.array(column.cast(pa.string()).to_pylist())
+                continue
+            columns[name] = np.asarray(column.to_numpy(), np.float64 if is_time else np.int64)
+        except (ValueError, TypeError, pa.ArrowException):
+            kind = "text" if is_text else "numbers"
+            raise ForetraceError(f"{path}: the column {name} holds no {kind}", "Check the log.") from None
+        if is_time and not (np.abs(columns[name]) < MAX_SECONDS).all():
+            raise ForetraceError(f"{path}: the column {name} holds a time that is none", "Times are in seconds.")
     if not table.num_rows:
         raise ForetraceError(f"{path} holds no span", "Give a log of at least one step.")
+    if not (columns["stage"].min() >= 0 and columns["stage"].max() < MAX_STAGES):
+        raise ForetraceError(f"{path}: the column stage holds a number that is no stage's", "Stages count from 0.")
     return Spans(**columns)
 
 
@@ -165,6 +175,10 @@ class Schedule:
             np.searchsorted(self.ranks, spans.dp_rank),
         )
         shape = (len(self.keys), len(self.steps), len(self.ranks))
+        if math.prod(shape) > len(triples) + MAX_GAPS:
+            raise ForetraceError(
+                f"{source}: most steps lack most spans", "Give steps that all workers logged as a whole."
+            )
         counts = np.zeros(shape, np.int64)
         np.add.at(counts, self.index, 1)
         if not (counts == 1).all():

@@ -317,7 +317,7 @@ def _read_suite(path: Path) -> list[dict[str, Any]]:
         return [{"id": str(one["id"]), "name": str(one["name"]), "hours": float(one["hours"])} for one in members]
     except FileNotFoundError:
         raise ForetraceError(f"{file} does not exist", "Name the folder that `foretrace fleet suite` wrote.") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ForetraceError(
             f"{file} is no suite of a fleet ({type(error).__name__}: {error})",
             "Name the folder that `foretrace fleet suite` wrote.",

@@ -84,7 +84,7 @@ class _Report:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
         self.tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        self.strings = {row["id"]: str(row["value"]) for row in self.rows("StringIds")}
+        self.strings = {_field(row, "id"): str(_field(row, "value")) for row in self.rows("StringIds")}
         self.notes: list[str] = []
         device = Counter(_process(row) for table in _DEVICE for row in self.rows(table))
         work = device + Counter(_process(row) for row in self.rows(_RUNTIME))

@@ -36,6 +36,7 @@ FIGURES = (
 """What is compared; less is better. Each graph break makes one more compiled program."""
 DIGITS = 6
 """Significant digits that are kept: the last ones of a sum may depend on the processor."""
+MAX_NUMBER = 1e18
 NOTHING_US = 0.05
 """A change of a call's time below this is none."""
 
@@ -90,7 +91,8 @@ class Baseline:
         if not path.is_file():
             raise ForetraceError(f"there is no baseline {path}", "Write it: the same command with --update.")
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
+            text = path.read_text(encoding="utf-8")
+            data = json.loads(text, parse_int=_number, parse_float=_number, parse_constant=_number)
             if not isinstance(data, dict) or data.get("format") != FORMAT:
                 raise ForetraceError(f"{path} is no baseline", "Write one to another file with --update.")
             if data.get("version") != VERSION:
@@ -270,6 +272,14 @@ def compare(before: Baseline, now: Baseline, fail_over: float) -> Gate:
     same = all(figure.before == figure.after for figure in figures)
     calls = [] if same else _changed(before.calls, now.calls)
     return Gate(now.source, now.platform, fail_over, figures, calls, notes)
+
+
+def _number(text: str) -> int | float:
+    """A number of a baseline: finite, and no larger than a count of bytes can be."""
+    value = float(text)
+    if not abs(value) < MAX_NUMBER:
+        raise ValueError(f"{text[:20]} is no figure of a step")
+    return int(text) if text.lstrip("-").isdecimal() else value
 
 
 def _is_worse(name: str, before: Baseline, now: Baseline, fail_over: float) -> bool:

@@ -138,7 +138,7 @@ def read_table(path: Path) -> list[TableRow]:
     try:
         with path.open(newline="", encoding="utf-8") as file:
             lines = list(csv.DictReader(file))
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ForetraceError(f"{path} can't be read ({error})", "Give a CSV file.") from None
     known = {*NEEDED, *OPTIONAL}
     found = [name for name in (lines[0] if lines else {}) if name]
@@ -154,6 +154,11 @@ def read_table(path: Path) -> list[TableRow]:
 
 
 def _row(path: Path, number: int, line: dict[str, str | None]) -> TableRow:
+    if None in line:
+        raise ForetraceError(
+            f"{path}, line {number} has more cells than there are columns",
+            'Quote texts with commas: "tensor=4,data=2".',
+        )
     texts = {name: (value or "").strip() for name, value in line.items()}
     try:
         ms = float(texts.pop("ms"))
