@@ -147,6 +147,12 @@ class Host:
     the fit is near one of them."""
     slower: float = 0.0
     """The same towards longer times."""
+    large_step: Positive = 1.2
+    """How many times as long as one by one the eager calls of a large model take, forward and backward. A calibration's
+    steps are small models. The figure suits 38 steps of the zoo best, with a calibration taken in turns with them; 34
+    that were not looked at, and 19 of another day, take as much longer. The host of the shipped H200 does not: 13 large
+    steps in turns with its calibration (`benchmarks.claims.accuracy.host_time`), and 12 of another day, take no longer.
+    A model that does not fit in the processor's caches would explain it; that was not measured."""
 
     def cost(self, name: str, launches: int) -> CallCost:
         """Cost of a call of this name; of such calls in general where the name was never measured."""

@@ -10,7 +10,6 @@ import pytest
 from foretrace.api import load
 from foretrace.cost_models.host.pricing import (
     LARGE_STEP,
-    LARGE_STEP_FACTOR,
     SMALL_STEP,
     HostCalls,
     of_large_step,
@@ -161,7 +160,7 @@ def test_a_forward_without_gradients_costs_less_around_its_launches():
 
 
 @pytest.mark.parametrize(
-    ("calls", "factor"), [(SMALL_STEP, 1.0), (LARGE_STEP, LARGE_STEP_FACTOR), (2000, LARGE_STEP_FACTOR)]
+    ("calls", "factor"), [(SMALL_STEP, 1.0), (LARGE_STEP, Host.large_step), (2000, Host.large_step)]
 )
 def test_eager_calls_of_a_large_model_take_longer_than_alone(calls, factor):
     alone = priced([Op("aten::mm")] * calls, [2] * calls)
@@ -171,6 +170,13 @@ def test_eager_calls_of_a_large_model_take_longer_than_alone(calls, factor):
     assert large.launch.tolist() == alone.launch.tolist(), "the driver does not know how large the model is"
 
 
+def test_a_host_whose_large_steps_were_measured_says_how_much_longer_they_take():
+    assert Host.read(SHIPPED / "h200" / "host.json").large_step == 1.0
+    calls = 2 * LARGE_STEP
+    alone = replace(priced([Op("aten::mm")] * calls, [1] * calls), large_step=1.0)
+    assert of_large_step(alone, np.ones(calls, bool)).to_launch.tolist() == alone.to_launch.tolist()
+
+
 def test_calls_of_compiled_programs_neither_make_a_model_large_nor_take_longer():
     calls = 2 * LARGE_STEP
     alone = priced([Op("aten::mm")] * calls, [1] * calls)
@@ -178,4 +184,4 @@ def test_calls_of_compiled_programs_neither_make_a_model_large_nor_take_longer()
     assert of_large_step(alone, eager).to_launch.tolist() == alone.to_launch.tolist()
     eager = np.arange(calls) < LARGE_STEP
     longer = of_large_step(alone, eager).to_launch / alone.to_launch
-    assert longer == pytest.approx(np.where(eager, LARGE_STEP_FACTOR, 1.0))
+    assert longer == pytest.approx(np.where(eager, Host.large_step, 1.0))

@@ -34,11 +34,9 @@ FSDP = "fsdp::"
 """Prefix of the calls that FSDP adds to a step."""
 GATHER = "fsdp::all_gather_copy_in"
 """The first call of a gather; its longest list is the parameters."""
-SMALL_STEP, LARGE_STEP, LARGE_STEP_FACTOR = 150, 500, 1.2
-"""Eager calls of a model, forward and backward, up to which a GPU's host takes what their costs add up to, from which
-on it takes longer, and how much longer. A calibration's steps are small models. These are the figures that suit 38 zoo
-steps best; 34 that were not looked at, and 19 of another day, are as much longer than the sum of their calls. A model
-that does not fit in the processor's caches would explain it; that was not measured."""
+SMALL_STEP, LARGE_STEP = 150, 500
+"""Eager calls of a model, forward and backward, up to which a GPU's host takes what their costs add up to, and from
+which on it takes `Host.large_step` times as long."""
 REPLANNED = ("aten::addcdiv_", "aten::_foreach_addcdiv_")
 """Calls to which Adam and its variants pass a number that changes with each step: DTensor plans them anew for each
 shape."""
@@ -68,6 +66,7 @@ class HostCosts:
     """Standard deviation of the logarithm of a factor that all calls of a step share."""
     speeds: tuple[float, float] = (0.0, 0.0)
     """The same towards shorter and towards longer times, where that is more."""
+    large_step: float = Host.large_step
 
 
 def price_host(graph: Graph, rows: Ints, launches: Ints, host: Host) -> HostCosts:
@@ -91,6 +90,7 @@ def price_host(graph: Graph, rows: Ints, launches: Ints, host: Host) -> HostCost
         spread=inside["spread"],
         common=host.common,
         speeds=(host.faster, host.slower),
+        large_step=host.large_step,
     )
 
 
@@ -105,8 +105,7 @@ def of_large_step(host: HostCosts, eager: NDArray[np.bool_]) -> HostCosts:
     >>> large.before[0].round(3).item(), large.launch[0].item()
     (11.0, 10.0)
     """
-    longer = np.interp(eager.sum(), (SMALL_STEP, LARGE_STEP), (1.0, LARGE_STEP_FACTOR))
-    factor = np.where(eager, longer, 1.0)
+    factor = np.where(eager, np.interp(eager.sum(), (SMALL_STEP, LARGE_STEP), (1.0, host.large_step)), 1.0)
     return replace(
         host,
         before=factor * host.before,
