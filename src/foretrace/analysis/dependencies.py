@@ -305,6 +305,8 @@ def _held_kernels(graph: Graph, waits: Longs) -> tuple[Longs, Longs]:
 def _inside_exchange(graph: Graph) -> NDArray[np.bool_]:
     """Whether each op is a collective's call or inside one; one entry more, for "no op"."""
     starts = graph.ops.names.matching(lambda name: name.startswith(LAUNCHING) and "wait" not in name)
+    if not starts.any():
+        return np.zeros(len(graph.ops) + 1, bool)
     inside = [*starts[graph.ops.name].tolist(), False] if len(graph.ops) else [False]
     for row, parent in enumerate(graph.ops.parent.tolist()):
         inside[row] = inside[row] or (parent >= 0 and inside[parent])

@@ -224,10 +224,10 @@ def host_overheads(segments: Sequence[Segments]) -> dict[str, HostOverhead]:
     """
     sums: dict[str, NDArray[np.float64]] = {name: np.zeros(2) for name in OVERHEADS}
     for cut in segments:
-        ours = cut.rows(cut.kind != SYNC)
         kinds = [*KINDS, *(kind for kind, _ in cut.causes.items)]
-        code = np.where(ours.cause >= 0, ours.cause + len(KINDS), ours.kind)
-        us, count = np.bincount(code, ours.duration, len(kinds)), np.bincount(code, minlength=len(kinds))
+        code = np.where(cut.cause >= 0, cut.cause + len(KINDS), cut.kind)[cut.kind != SYNC]
+        us = np.bincount(code, cut.duration[cut.kind != SYNC], len(kinds))
+        count = np.bincount(code, minlength=len(kinds))
         for at in np.flatnonzero(count).tolist():
             sums.setdefault(kinds[at], np.zeros(2))[:] += us[at] / len(segments), count[at] / len(segments)
     host = float(sum(us for us, _ in sums.values()))
@@ -248,8 +248,8 @@ def busy_ms(segments: Segments) -> float:
     After the last call of a thread nothing is recorded of what it does: it may wait.
     """
     unknown = (segments.kind == T1) & (segments.op < 0) & (segments.cause < 0)
-    works = segments.rows((segments.kind != SYNC) & ~unknown)
-    return total(works.start, works.end) / 1e3
+    works = (segments.kind != SYNC) & ~unknown
+    return total(segments.start[works], segments.end[works]) / 1e3
 
 
 class _Busy(NamedTuple):

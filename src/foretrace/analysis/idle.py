@@ -86,9 +86,10 @@ def mean_idle(each: Sequence[list[IdleRow]]) -> list[IdleRow]:
 
 def _launching(segments: Segments) -> list[int]:
     """The threads of a rank, those that launch most first."""
-    threads, which, counts = np.unique(segments.thread, return_inverse=True, return_counts=True)
-    launches = np.bincount(which, segments.kind == T4, len(threads))
-    return [int(thread) for thread in threads[np.lexsort((-counts, -launches))]]
+    counts = np.bincount(segments.thread + 1)  # -1 is no thread
+    launches = np.bincount(segments.thread[segments.kind == T4] + 1, minlength=len(counts))
+    order = np.lexsort((-counts, -launches))
+    return (order[counts[order] > 0] - 1).tolist()  # type: ignore[no-any-return]
 
 
 def _add_host(
@@ -105,9 +106,7 @@ def _add_host(
     gaps = Segments(start, end, kind, thread, none, none, none)
     gaps = gaps.rows(end > start)
     work = Activities(segments.start, segments.end, segments.thread, np.arange(len(segments), dtype=np.int32))
-    # One number for the segments of each label: their cause, else their kind and the name of their op.
-    name = np.append(ops.name, -1)[segments.op]
-    label = np.where(segments.cause >= 0, -1 - segments.cause, segments.kind + len(KINDS) * (name.astype(np.int64) + 1))
+    names = np.append(ops.name, -1).astype(np.int64)
     for other in [None, *threads]:
         if other is not None:
             gaps.thread = np.full(len(gaps), other, np.int32)
@@ -115,7 +114,9 @@ def _add_host(
         known = pieces.cause >= 0
         us = np.bincount(pieces.cause[known], pieces.duration[known], len(segments))
         rows = distinct(pieces.cause[known])
-        _, first, which = np.unique(label[rows], return_index=True, return_inverse=True)
+        # One number for the segments of each label: their cause, else their kind and the name of their op.
+        cause, named = segments.cause[rows], segments.kind[rows] + len(KINDS) * (names[segments.op[rows]] + 1)
+        _, first, which = np.unique(np.where(cause >= 0, -1 - cause, named), return_index=True, return_inverse=True)
         of_label = np.bincount(which, us[rows], len(first))
         for at in np.argsort(first).tolist():
             row = int(rows[first[at]])

@@ -266,7 +266,8 @@ def distinct(values: NDArray[Any]) -> NDArray[Any]:
     >>> distinct(np.array([3, 1, 3])).tolist(), distinct(np.array([], np.int32)).tolist()
     ([1, 3], [])
     """
-    ordered = np.sort(values, axis=None)
+    # Times come nearly in order, which a merge sort is many times faster on.
+    ordered = np.sort(values, axis=None, kind="stable" if values.dtype.kind == "f" else None)
     first = np.ones(len(ordered), bool)
     first[1:] = ordered[1:] != ordered[:-1]
     return ordered[first]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable, Mapping, Sequence
 from copy import copy
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.formats.kineto.decode import Args, Event
+from foretrace.formats.kineto.decode import Event
 from foretrace.graph import ForetraceError
 from foretrace.graph.tables import ANNOTATION, CALL, COMPUTE, COPY, MODULE, SET, distinct
 
@@ -163,86 +163,106 @@ class Columns:
         """The columns of some events; ``source`` is the file, for error messages."""
         columns = cls()
         columns.events = len(events)
-        spans = [event for event in events if event.ph == "X"]
-        categories = set(map(_cat, spans))
-        calls = set(filter(_CALLS.fullmatch, categories))
-        device = {cat: kind for cat in categories for kind, pattern in _DEVICE if pattern.fullmatch(cat)}
-        functions = [event for event in spans if event.cat == _FUNCTION] if _FUNCTION in categories else []
-        if functions:  # most of a trace with stacks: only modules are ops
-            spans = [event for event in spans if event.cat != _FUNCTION or event.name.startswith(MODULE_PREFIX)]
-        columns._take_ops([event for event in spans if event.cat in _OPS], source)
-        columns._take_calls([event for event in spans if event.cat in calls], source)
-        columns._take_device([event for event in spans if event.cat in device], device, source)
-        long = [e for e in functions if e.dur >= LONG_FUNCTION_US and not e.name.startswith(MODULE_PREFIX)]
-        columns._take_functions(long, source)
-        if len(spans) < len(events):
-            others = [event for event in events if event.ph in _OTHERS]
+        rows, others = EventLists(), []
+        for event in events:
+            if event.ph == "X":
+                rows[event.cat].append(event)
+            elif event.ph in _OTHERS:
+                others.append(event)
+        if rows.functions:  # most of a trace with stacks: only modules are ops
+            is_module = [event.name.startswith(MODULE_PREFIX) for event in rows.functions]
+            rows.ops += [event for event, module in zip(rows.functions, is_module) if module]
+        columns._take_ops(rows.ops, source)
+        columns._take_calls(rows.calls, source)
+        columns._take_device(rows.device, rows.kinds, source)
+        if rows.functions:
+            some = zip(rows.functions, is_module)
+            columns._take_functions([e for e, module in some if e.dur >= LONG_FUNCTION_US and not module], source)
+        if others:
             columns._take_memory([event for event in others if event.name == _MEMORY and event.ph == "i"], source)
             columns.processes = [str(event.args.label) for event in others if event.name == _PROCESS]
             columns.begun = sum(event.ph in BEGINS for event in others)
         return columns
 
+    # Each takes all fields of an event at once: events lie far apart in memory, and to visit them anew for every
+    # column takes longer than all else.
+
     def _take_ops(self, events: list[Event], source: str) -> None:
-        args, signatures = [event.args for event in events], Codes()
-        undecoded = map(b",".join, map(_arguments, args))
-        self.op_collectives = _collectives(args)
+        rows = [
+            (e.ts, e.dur, e.name, e.cat, (e.pid, e.tid), (one := e.args).external, one.record, one.collective,
+             b",".join((one.dims, one.types, one.strides, one.concrete)))
+            for e in events
+        ]  # fmt: skip
+        ts, dur, name, kind, thread, external, record, collective, undecoded = _transposed(rows, 9)
+        signatures = Codes()
+        self.op_collectives = _collectives(events, collective)
         self.ops = Rows(
-            **_times(events, source),
-            name=_ints(events, _name, self.op_names),
-            kind=_ints(events, _cat, _OPS),
-            thread=_ints(events, _pid_tid, self.threads),
-            external=_ints(args, attrgetter("external")),
-            record=_ints(args, attrgetter("record")),
-            signature=np.fromiter(map(signatures.__getitem__, undecoded), np.int64, len(args)),
+            **_times(ts, dur, events, source),
+            name=_codes(self.op_names, name),
+            kind=_codes(_OPS, kind),
+            thread=_codes(self.threads, thread),
+            external=np.array(external, np.int64),
+            record=np.array(record, np.int64),
+            signature=_codes(signatures, undecoded),
         )
         self.signatures = list(signatures)  # type: ignore[arg-type]
 
     def _take_calls(self, events: list[Event], source: str) -> None:
-        args = [event.args for event in events]
+        rows = [(e.ts, e.dur, e.name, (e.pid, e.tid), e.args.external, e.args.correlation) for e in events]
+        ts, dur, name, thread, external, correlation = _transposed(rows, 6)
         self.calls = Rows(
-            **_times(events, source),
-            name=_ints(events, _name, self.call_names),
-            thread=_ints(events, _pid_tid, self.threads),
-            external=_ints(args, attrgetter("external")),
-            correlation=_ints(args, attrgetter("correlation")),
+            **_times(ts, dur, events, source),
+            name=_codes(self.call_names, name),
+            thread=_codes(self.threads, thread),
+            external=np.array(external, np.int64),
+            correlation=np.array(correlation, np.int64),
         )
 
     def _take_device(self, events: list[Event], kinds: dict[str, int], source: str) -> None:
-        kind: Callable[[Event], str] = _cat
-        if any(cat.startswith("mtia") for cat in kinds):
+        mtia = any(cat.startswith("mtia") for cat in kinds)
+        if mtia:
             events = [event for event in events if event.name not in NO_WORK]
-            kinds = {**kinds, _COPIES: COPY}
-            kind = lambda event: event.name if event.name == _COPIES else event.cat  # noqa: E731
-        args, products = [event.args for event in events], Products()
-        self.device_collectives = _collectives(args)
+        rows = [
+            (e.ts, e.dur, e.name, e.cat, e.pid, (one := e.args).grid, one.block, one.nbytes, one.external,
+             one.correlation, one.device, one.stream, one.collective)
+            for e in events
+        ]  # fmt: skip
+        columns = _transposed(rows, 13)
+        ts, dur, name, cat, pid, grid, block, nbytes, external, correlation, device, stream, collective = columns
+        kind, products = _codes(kinds, cat), Products()
+        if mtia:
+            kind[[row for row, one in enumerate(name) if one == _COPIES]] = COPY
+        self.device_collectives = _collectives(events, collective)
         self.device = Rows(
-            **_times(events, source),
-            name=_ints(events, _name, self.kernel_names),
-            kind=_ints(events, kind, kinds),
-            grid=_ints(args, attrgetter("grid"), products),
-            block=_ints(args, attrgetter("block"), products),
-            nbytes=_ints(args, lambda one: one.nbytes if isinstance(one.nbytes, int) else 0),
-            external=_ints(args, attrgetter("external")),
-            correlation=_ints(args, attrgetter("correlation")),
-            device=_ints(args, attrgetter("device")),
-            stream=_ints(args, attrgetter("stream")),
-            process=_ints(events, attrgetter("pid"), self.device_pids),
+            **_times(ts, dur, events, source),
+            name=_codes(self.kernel_names, name),
+            kind=kind,
+            grid=_codes(products, grid),
+            block=_codes(products, block),
+            nbytes=np.array([size if isinstance(size, int) else 0 for size in nbytes], np.int64),
+            external=np.array(external, np.int64),
+            correlation=np.array(correlation, np.int64),
+            device=np.array(device, np.int64),
+            stream=np.array(stream, np.int64),
+            process=_codes(self.device_pids, pid),
         )
 
     def _take_functions(self, events: list[Event], source: str) -> None:
+        rows = [(e.ts, e.dur, e.name, (e.pid, e.tid)) for e in events]
+        ts, dur, name, thread = _transposed(rows, 4)
         self.functions = Rows(
-            **_times(events, source),
-            name=_ints(events, _name, self.function_names),
-            thread=_ints(events, _pid_tid, self.threads),
+            **_times(ts, dur, events, source),
+            name=_codes(self.function_names, name),
+            thread=_codes(self.threads, thread),
         )
 
     def _take_memory(self, events: list[Event], source: str) -> None:
         events = [event for event in events if event.args.device_type and event.args.allocated >= 0]
-        args = [event.args for event in events]
+        ts, dur = [event.ts for event in events], [event.dur for event in events]
         self.memory = Rows(
-            ts=_times(events, source)["ts"],
-            allocated=_ints(args, attrgetter("allocated")),
-            device=_ints(args, attrgetter("device_id")),
+            ts=_times(ts, dur, events, source)["ts"],
+            allocated=np.array([event.args.allocated for event in events], np.int64),
+            device=np.array([event.args.device_id for event in events], np.int64),
         )
 
     def of_processes(self, threads: NDArray[np.bool_], processes: NDArray[np.bool_]) -> Columns:
@@ -306,13 +326,42 @@ class Columns:
         self.memory.extend(other.memory)
 
 
-_name, _cat, _pid_tid = attrgetter("name"), attrgetter("cat"), attrgetter("pid", "tid")
-_arguments = attrgetter("dims", "types", "strides", "concrete")
+class EventLists(dict[str, list[Event]]):
+    """By its category, the list that an event with a duration belongs to.
+
+    >>> lists = EventLists()
+    >>> lists["gpu_memcpy"] is lists.device, lists["xpu_runtime"] is lists.calls, lists["gpu_user_annotation"]
+    (True, True, [])
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[Event] = []
+        self.device: list[Event] = []
+        self.functions: list[Event] = []
+        self.ops: list[Event] = []
+        self.kinds: dict[str, int] = {}
+        """Of the categories of device work."""
+
+    def __missing__(self, cat: str) -> list[Event]:
+        kind = next((kind for kind, pattern in _DEVICE if pattern.fullmatch(cat)), None)
+        if kind is not None:
+            self.kinds[cat] = kind
+        self[cat] = (
+            self.functions if cat == _FUNCTION
+            else self.ops if cat in _OPS
+            else self.calls if _CALLS.fullmatch(cat)
+            else self.device if kind is not None
+            else []
+        )  # fmt: skip
+        return self[cat]
+
+
 _collective = attrgetter("collective", "sent", "received", "dtype", "group", "ranks", "source_rank", "target_rank")
 
 
-def _collectives(args: list[Args]) -> dict[int, CollectiveArgs]:
-    return {row: CollectiveArgs(*_collective(one)) for row, one in enumerate(args) if one.collective}
+def _collectives(events: list[Event], named: Sequence[str]) -> dict[int, CollectiveArgs]:
+    return {row: CollectiveArgs(*_collective(events[row].args)) for row, name in enumerate(named) if name}
 
 
 def _chosen(collectives: dict[int, CollectiveArgs], chosen: NDArray[np.bool_]) -> dict[int, CollectiveArgs]:
@@ -320,15 +369,21 @@ def _chosen(collectives: dict[int, CollectiveArgs], chosen: NDArray[np.bool_]) -
     return {int(place[row]): one for row, one in collectives.items() if chosen[row]}
 
 
-def _ints(rows: list[Any], get: Callable[[Any], Any], codes: dict[Any, int] | None = None) -> NDArray[np.int64]:
-    """A column of numbers, or of codes for other values."""
-    values = map(get, rows)
-    return np.fromiter(map(codes.__getitem__, values) if codes is not None else values, np.int64, len(rows))
+def _transposed(rows: list[tuple[Any, ...]], width: int) -> list[Sequence[Any]]:
+    """The columns of some rows of that many fields."""
+    return list(zip(*rows)) or [()] * width
 
 
-def _times(events: list[Event], source: str) -> dict[str, NDArray[Any]]:
+def _codes(codes: Mapping[Any, int], values: Sequence[Any]) -> NDArray[np.int64]:
+    """A column of the values' codes."""
+    return np.fromiter(map(codes.__getitem__, values), np.int64, len(values))
+
+
+def _times(
+    starts: Sequence[Any], durations: Sequence[Any], events: list[Event], source: str
+) -> dict[str, NDArray[Any]]:
     """Timestamps as they are, integers or floats: only integers hold nanoseconds since the epoch."""
-    ts, dur = np.array([event.ts for event in events]), np.array([event.dur for event in events])
+    ts, dur = np.array(starts), np.array(durations)
     valid = (ts >= 0) & (ts < 2.0**63) & (dur >= 0) & (dur < 2.0**63)  # which NaN is not
     if not valid.all():
         bad = events[int(np.argmin(valid))]

@@ -121,9 +121,9 @@ def _steps(ops: OpTable, calls: CallTable) -> list[Span]:
         Span(ops.names[ops.name[row]], float(ops.start[row]), float(ops.end[row]))
         for row in rows[ops.thread[rows] == main]
     ]
-    work = np.sort(np.concatenate([ops.start[ops.kind == CALL], calls.start]))
+    works = ops.start[ops.kind == CALL], calls.start
     # Where the profiler stops, the step that it had just begun holds nothing.
-    full = [span for span in spans if np.searchsorted(work, span.end) > np.searchsorted(work, span.start)]
+    full = [span for span in spans if any(np.diff(np.searchsorted(some, [span.start, span.end])) for some in works)]
     return full or spans
 
 
