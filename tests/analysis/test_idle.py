@@ -135,6 +135,15 @@ def test_launched_work_that_does_not_start_is_no_fault_of_the_host() -> None:
     assert seen.bound == "queue" and seen.idle[0].cause == "queued"
 
 
+def test_a_step_whose_work_all_runs_after_it_is_not_limited_by_the_host() -> None:
+    mark = Call("ProfilerStep#1", 0, 1000, kind=ANNOTATION)
+    calls = Call("aten::mm", 100, 150), launch(110, 120, (5000, 5100))
+    seen = measure_step(rank(mark, *calls, steps=[Span("ProfilerStep#1", 0.0, 1000.0)]))
+    assert seen.device_active_ms == 0 and seen.bound == "queue"
+    assert seen.idle_causes["queued"] == pytest.approx(0.88)
+    assert sum(seen.idle_causes.values()) == pytest.approx(seen.device_idle_ms)
+
+
 def polling(*lengths: float, sticks_out: float = 30.0) -> Graph:
     """A host that launches a kernel, and goes on just before the end of each, however late that is."""
     events: list[Call | Runtime | Orphan] = []

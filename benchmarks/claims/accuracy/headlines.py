@@ -162,8 +162,6 @@ class Trace:
     def causes(self, busy: Spans, start: float, end: float) -> Counter[str]:
         """Microseconds of idle time by what the launching thread does."""
         found: Counter[str] = Counter()
-        if not busy:
-            return found
         begins = sorted((e["ts"], e["args"].get("correlation")) for e in self.device)
         times = [ts for ts, _ in begins]
         gaps = list(zip([start, *(b for _, b in busy)], [*(a for a, _ in busy), end]))
@@ -171,7 +169,7 @@ class Trace:
             if until <= since:
                 continue
             at = bisect_left(times, until)
-            launch = self.launch.get(begins[at][1]) if until < end and at < len(begins) else None
+            launch = self.launch.get(begins[at][1]) if at < len(begins) else None
             key = (launch["pid"], launch["tid"]) if launch else (self.launching or [None])[0]
             launched = min(max(launch["ts"] + launch["dur"], since), until) if launch else until
             found["launched"] += until - launched

@@ -51,11 +51,13 @@ def idle_rows(
     ops
         Those that the host time is of.
     """
-    if not len(kernels):
+    if not len(graph.kernels):
         return []
+    after = graph.kernels.rows(graph.kernels.start >= end)
+    following = int(after.call[np.argmin(after.start)]) if len(after) else -1  # launched in the window, maybe
     busy_start, busy_end, first = merged(kernels.start, kernels.end)
     begins, ends = np.append(start, busy_end), np.append(busy_start, end)
-    call = np.append(kernels.call[first], -1)
+    call = np.append(kernels.call[first], following)
     main = _launching(segments)
     waits_for_host = np.append(~launched_before(graph.kernels, kernels.rows(first)), True)
     launched = np.append(graph.calls.end, end)[call]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from foretrace.formats.kineto import read_kineto
+from foretrace.formats.kineto.decode import decode_events, lenient_event
 from foretrace.formats.kineto.read import NO_SHAPES
 from foretrace.graph import ForetraceError, Graph
 from foretrace.graph.tables import (
@@ -452,6 +453,27 @@ def launches(number: int, ids: list[int], gap_us: float, late_us: float) -> Trac
         trace.add("cuda_runtime", "cudaLaunchKernel", at + 1, 2.0, MAIN, **common)
         trace.add("kernel", f"kernel{place}", at + late_us, 1.0, 7, 0, device=0, stream=7, **common)
     return trace
+
+
+def test_launches_whose_kernels_the_profiler_lost_are_noted(tmp_path: Path) -> None:
+    trace = launches(20, list(range(1, 21)), gap_us=10.0, late_us=4.0)
+    trace.events = [event for event in trace.events if event["name"] not in ("kernel3", "kernel4")]
+    note = "2 of 20 launches have no kernel in the trace: the device worked longer than is shown"
+    assert note in read(trace, tmp_path).notes
+    trace.add("cuda_runtime", "cudaStreamBeginCapture_v10000", 1_000_000.0, 1.0, MAIN, correlation=99)
+    assert note not in read(trace, tmp_path).notes, "what is captured runs later"
+
+
+def test_kernels_before_their_launches_show_that_clocks_differ(tmp_path: Path) -> None:
+    early = "5 of 5 kernels start before the calls that launched them, by up to 30 us: "
+    (found,) = (note for note in read(launches(5, [1, 2, 3, 4, 5], 10.0, -29.0), tmp_path).notes if "clocks" in note)
+    assert found == early + "the clocks of host and device differ by as much or more"
+
+
+def test_numbers_of_threads_as_text_are_the_same_whichever_way_a_chunk_is_decoded() -> None:
+    event = {"ph": "X", "pid": "python", "tid": "4711"}
+    strict, lenient = decode_events(json.dumps([event]).encode())[0], lenient_event(event)
+    assert (strict.pid, strict.tid) == (lenient.pid, lenient.tid) == ("python", "4711")
 
 
 def owners(graph: Graph) -> list[str]:

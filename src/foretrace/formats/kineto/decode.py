@@ -189,7 +189,8 @@ def _id(value: Any) -> int | None:
 
 
 def _id_or_text(value: Any) -> int | str:
-    number = _id(value)
+    # Text stays text, as the strict decoder leaves it: a trace's chunks may be decoded either way.
+    number = None if isinstance(value, str) else _id(value)
     return str(value) if number is None else number
 
 

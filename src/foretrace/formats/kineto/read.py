@@ -175,6 +175,8 @@ def _allocated(columns: Columns, clock: Clock) -> tuple[tuple[float, int], ...]:
     return tuple(zip(at[order].tolist(), rows["allocated"][mine][order].tolist()))
 
 
+SEVERAL = 0.05
+"""Share of launches without kernels, and of kernels before their launches, that is no chance."""
 OTHER_DEVICE, MAX_DEVICES = 0.01, 8
 """Share of a trace's device work that makes a device one of several, and how many of these are named."""
 
@@ -201,6 +203,7 @@ def _notes(graph: Graph, columns: Columns) -> list[str]:
     if len(several) > 1:
         which = ", ".join(several[:MAX_DEVICES]) + (", …" if len(several) > MAX_DEVICES else "")
         notes.append(f"the trace holds work of {len(several)} devices ({which}): active is when any of them works")
+    notes += _contradictions(graph)
     ambiguous = np.append(shared_ids(graph.calls), False)[graph.kernels.call] & (graph.kernels.op < 0)
     if ambiguous.any():
         duration = graph.kernels.end - graph.kernels.start
@@ -208,6 +211,32 @@ def _notes(graph: Graph, columns: Columns) -> list[str]:
         notes.append(
             f"several launches have the same correlation id: which op launched {int(ambiguous.sum()):,} of "
             f"{len(graph.kernels):,} kernels, {100 * share:.0f} % of the device time, is unknown"
+        )
+    return notes
+
+
+def _contradictions(graph: Graph) -> list[str]:
+    """Notes on launches without kernels and on kernels that start before their launches."""
+    kernels, calls = graph.kernels, graph.calls
+    known = kernels.call >= 0
+    if not known.any():
+        return []
+    notes = []
+    launches = calls.names.matching(lambda name: "Launch" in name and "Graph" not in name)[calls.name]
+    launches[kernels.call[known]] = True
+    lost = launches.copy()
+    lost[kernels.call[known]] = False
+    captures = calls.names.matching(lambda name: "BeginCapture" in name).any()  # what is captured runs later
+    if lost.sum() > SEVERAL * launches.sum() and not captures:
+        notes.append(
+            f"{int(lost.sum()):,} of {int(launches.sum()):,} launches have no kernel in the trace: the device worked "
+            "longer than is shown"
+        )
+    early = calls.start[kernels.call[known]] - kernels.start[known]
+    if (early > 0).mean() > SEVERAL:
+        notes.append(
+            f"{int((early > 0).sum()):,} of {int(known.sum()):,} kernels start before the calls that launched them, by "
+            f"up to {float(early.max()):,.0f} us: the clocks of host and device differ by as much or more"
         )
     return notes
 
