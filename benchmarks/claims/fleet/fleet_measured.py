@@ -1,8 +1,9 @@
 """Claim: 8 of 40 recorded steps, replayed on the H200 and weighted, have the fleet's kernel time within 5 % a family.
 
-A fleet of 40 steps that an H200 recorded, with hours drawn once; a suite of 8 of them, whose benchmarks were run on an
-H200 again (``python run.py --json`` in each folder). Weighted, their kernel time by family is held against the
-fleet's recorded one (families below a hundredth of the hours against that), and their steps against the hours (8 %).
+A fleet of 40 steps that an H200 recorded, with hours drawn once; a suite of 8 of them, or of parts of them, whose
+benchmarks were run on an H200 again (``python run.py --json`` in each folder). Weighted, their kernel time by family is
+held against the fleet's recorded one (families below a hundredth of the hours against that), and their steps against
+the hours (8 %).
 
     python -m benchmarks.claims.fleet.fleet_measured STORE SUITE RESULTS
 
@@ -22,8 +23,11 @@ import foretrace as ft
 from benchmarks.lib.table import H200, keep
 from foretrace.analysis.breakdown import kernel_family
 from foretrace.fleet.mix import FAMILY, fleet_mix
+from foretrace.fleet.record import PartRecord
 from foretrace.fleet.response import COMPONENTS, kernel_families
 from foretrace.fleet.store import Store
+from foretrace.fleet.suite import part_selection
+from foretrace.replay.generate.choices import select
 
 MEASURED_ON = H200
 FAMILY_LIMIT, STEP_LIMIT = 0.05, 0.08
@@ -37,10 +41,16 @@ def main(store: str, suite: str, results: str) -> int:
     hours = 0.0
     for member in json.loads((Path(suite) / "suite.json").read_text())["members"]:
         record = records[member["id"]]
+        part = next((one for one in record.parts if one.name == member["part"]), None)
+        step_ms, active_ms, kernel_ms = (
+            (part.step_ms, part.active_ms, sum(part.ms))
+            if part
+            else (record.step_ms, record.active_ms, record.kernel_ms)
+        )
         replayed = json.loads((Path(results) / f"{member['folder']}.json").read_text())
-        each = member["hours"] / record.step_ms
-        for family, ms in by_family(record.source, replayed).items():
-            measured[family] += each * ms * record.active_ms / record.kernel_ms
+        each = member["hours"] / step_ms
+        for family, ms in by_family(record.source, part, replayed).items():
+            measured[family] += each * ms * active_ms / kernel_ms
         hours += each * replayed["step_ms"]
     target, scale = mix.target, mix.scale(mix.target)
     rows: list[dict[str, Any]] = []
@@ -66,13 +76,15 @@ def row(what: str, fleet: float, suite: float, off: float, limit: float) -> dict
     }
 
 
-def by_family(recording: str, replayed: dict[str, Any]) -> dict[str, float]:
-    """Replayed milliseconds by family: kernels by name, each as the recording's of that name are."""
+def by_family(recording: str, part: PartRecord | None, replayed: dict[str, Any]) -> dict[str, float]:
+    """Replayed milliseconds by family: kernels by name, each as those of that name are in the recording or its part."""
     (graph,) = ft.load(recording).graphs
     recorded: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    kernels = graph.kernels
-    for name, family, ms in zip(kernels.name, kernel_families(graph), kernels.end - kernels.start):
-        recorded[kernels.names[name][:LONGEST_NAME]][COMPONENTS[family]] += float(ms)
+    kernels, ops = graph.kernels, list(graph.ops)
+    rows = set(select(ops, part_selection(part)) if part else range(len(ops)))
+    for name, family, op, ms in zip(kernels.name, kernel_families(graph), kernels.op, kernels.end - kernels.start):
+        if part is None or int(op) in rows:
+            recorded[kernels.names[name][:LONGEST_NAME]][COMPONENTS[family]] += float(ms)
     found: dict[str, float] = defaultdict(float)
     listed = replayed["kernels"]
     for kernel in (*listed["matched"], *listed["extra"]):

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,16 +26,18 @@ import foretrace as ft
 from benchmarks.lib.fleet import heavy_tail, recorded_steps, varied_jobs
 from benchmarks.lib.table import H200, keep
 from foretrace.fleet.mix import COLLECTIVE, FAMILY, TOTAL, Mix, mix_of
+from foretrace.fleet.parts import PartTimes
 from foretrace.fleet.record import StepRecord
 from foretrace.fleet.reduction import reduce_step
-from foretrace.fleet.response import HOST
-from foretrace.fleet.selection import METHODS, choose, exchange, largest_error, weights_of
+from foretrace.fleet.response import HOST, SETTINGS
+from foretrace.fleet.selection import METHODS, Choice, choose, choose_with_parts, exchange, largest_error, weights_of
 from foretrace.fleet.store import to_table
 from foretrace.fleet.whatif import response_of
 
 MEASURED_ON = H200
 COUNT, SIZE, LIMIT, EXCHANGES = 400, 12, 0.03, 4
 PLATFORMS, SLOW_HOST = ("a100", "b200"), "slow host"
+SLOW = list(SETTINGS).index("hosts twice as slow")
 
 
 def main(folders: list[str]) -> int:
@@ -42,9 +45,11 @@ def main(folders: list[str]) -> int:
     if not paths:
         print("no recorded steps are here: give folders of recordings")
         return 0
-    records, forecasts = fleet(paths)
+    records, known = fleet(paths)
     mix = mix_of(to_table(records))
-    rows = [scored(name, mix, forecasts) for name in METHODS]
+    forecasts = np.array([known[key] for key in zip(mix.ids, mix.parts)])
+    whole = {"exchange, no parts": lambda mix, size: choose(mix.without_parts(), size)}
+    rows = [scored(name, method, mix, forecasts) for name, method in {**METHODS, **whole}.items()]
     rows.append(drifted(records, mix))
     ours = rows[0]
     keep("fleet_suite", rows)
@@ -52,31 +57,36 @@ def main(folders: list[str]) -> int:
     return int(bool(wrong) or rows[-1]["exchanged"] > EXCHANGES or rows[-1]["families"] > LIMIT)
 
 
-def fleet(paths: list[Path]) -> tuple[list[StepRecord], np.ndarray]:
-    """The records of the fleet, and how many times as long each job takes on the other platforms."""
-    records, forecasts = [], []
+def fleet(paths: list[Path]) -> tuple[list[StepRecord], dict[tuple[str, str], list[float]]]:
+    """The records of the fleet, and how many times as long each job and each part takes on the other platforms."""
+    records, forecasts = list[StepRecord](), dict[tuple[str, str], list[float]]()
     hours = heavy_tail(COUNT)
     for number, (name, job) in enumerate(varied_jobs(paths, COUNT)):
-        report = ft.predict(job, "h200", kernels="model")
-        record = reduce_step(report, job)
-        records.append(replace(record, id=f"{number:04d}", name=name, gpu_hours=hours[number]))
+        record = reduce_step(ft.predict(job, "h200", kernels="model"), job)
+        record = replace(record, id=f"{number:04d}", name=name, gpu_hours=hours[number])
+        records.append(record)
         slower = response_of(record).ms(dict.fromkeys(HOST, 2.0)) / record.step_ms
-        forecasts.append([*(ft.predict(job, on, kernels="model").step_ms / report.step_ms for on in PLATFORMS), slower])
+        others = [ft.predict(job, on, kernels="model") for on in PLATFORMS]
+        forecasts[record.id, ""] = [*(other.step_ms / record.step_ms for other in others), slower]
+        steps = [PartTimes(other.workings) for other in others if other.workings and record.parts]
+        for part in record.parts:
+            times = [*(step.ms(part, {})[0] for step in steps), part.settings_ms[SLOW]]
+            forecasts[record.id, part.name] = [ms / part.step_ms for ms in times]
         if number % 20 == 19:
             print(f"{number + 1} of {COUNT}", file=sys.stderr, flush=True)
-    return records, np.array(forecasts)
+    return records, forecasts
 
 
-def scored(name: str, mix: Mix, forecasts: np.ndarray) -> dict[str, Any]:
+def scored(name: str, method: Callable[[Mix, int], Choice], mix: Mix, forecasts: np.ndarray) -> dict[str, Any]:
     began = time.perf_counter()
-    chosen, weights = METHODS[name](mix, SIZE)
+    chosen, weights = method(mix, SIZE)
     took = time.perf_counter() - began
     found = weights @ mix.per_hour[chosen]
     row = {"method": name, **errors(mix, found), "off": mix.off_by_family(mix.target, found)}
     for place, on in enumerate((*PLATFORMS, SLOW_HOST)):
-        whole, part = float(mix.hours @ forecasts[:, place]), float(weights @ forecasts[chosen, place])
+        whole, part = float(mix.hours[:COUNT] @ forecasts[:COUNT, place]), float(weights @ forecasts[chosen, place])
         row[on] = abs(part / whole - 1)
-    return {**row, "seconds": round(took, 2), "exchanged": None}
+    return {**row, "seconds": round(took, 2), "parts": sum(one >= COUNT for one in chosen), "exchanged": None}
 
 
 def errors(mix: Mix, found: np.ndarray) -> dict[str, float]:
@@ -91,7 +101,7 @@ def errors(mix: Mix, found: np.ndarray) -> dict[str, float]:
 def drifted(records: list[StepRecord], mix: Mix) -> dict[str, Any]:
     """A third of the hours moves to another model: members that are exchanged, and the errors after that."""
     began = time.perf_counter()
-    chosen, _ = choose(mix, SIZE)
+    chosen, _ = choose_with_parts(mix, SIZE)
     models = sorted({record.name.partition(" ")[0] for record in records})
     lightest = min(models, key=lambda model: sum(r.hours for r in records if r.name.partition(" ")[0] == model))
     inside = [record.name.partition(" ")[0] == lightest for record in records]
@@ -108,7 +118,8 @@ def drifted(records: list[StepRecord], mix: Mix) -> dict[str, Any]:
         "method": f"a third of the hours moved to {lightest} (off by {100 * before:.0f} % with new weights alone)",
         **errors(after, found), "off": after.off_by_family(after.target, found),
         **dict.fromkeys((*PLATFORMS, SLOW_HOST)),
-        "seconds": round(time.perf_counter() - began, 2), "exchanged": len(set(new) - set(chosen)),
+        "seconds": round(time.perf_counter() - began, 2), "parts": sum(one >= COUNT for one in new),
+        "exchanged": len(set(new) - set(chosen)),
     }  # fmt: skip
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from foretrace.analysis.breakdown import KERNEL_GROUPS
 from foretrace.fleet.labels import HOURS
-from foretrace.fleet.response import COMPONENTS, HOST
+from foretrace.fleet.response import COMPONENTS, SETTINGS, component_factors
 from foretrace.fleet.store import Flat, Store
 from foretrace.graph.tables import Floats
 
@@ -21,25 +20,22 @@ COLUMNS = (
     "name", "world", "step_ms", "active_ms", "memory_bytes", "response", HOURS,
     *(f"kernels.list.element.{name}" for name in ("family", "dtype", "ms", "count", "gflop", "mbytes")),
     *(f"collectives.list.element.{name}" for name in ("kind", "log2_bytes", "transfer_ms", "wait_ms")),
+    *(f"parts.list.element.{name}" for name in ("name", "step_ms", "active_ms", "memory_bytes")),
+    *(f"parts.list.element.{name}.list.element" for name in ("settings_ms", "groups", "ms")),
 )  # fmt: skip
 TOTAL, FAMILY, COLLECTIVE, IDLE, MEMORY = "total", "device time", "collective", "idle", "memory"
 SHAPE, SIZE = "device time by size", "collective by size"
 RESPONSE = "with other parts"
 STATED = (TOTAL, FAMILY, COLLECTIVE, IDLE, MEMORY, RESPONSE)
 """Kinds of figures that a scorecard states; the others only steer the choice."""
-SETTINGS: dict[str, dict[str, float]] = {
-    "device twice as slow": dict.fromkeys(KERNEL_GROUPS, 2.0),
-    "device twice as fast": dict.fromkeys(KERNEL_GROUPS, 0.5),
-    "arithmetic twice as slow": dict.fromkeys(("matrix product", "convolution", "attention"), 2.0),
-    "hosts twice as slow": dict.fromkeys(HOST, 2.0),
-}
-"""Changes that a suite shall respond to as the fleet does: what other platforms are made of."""
 SMALL = 0.01
 """Figures below this share of the fleet's hours are held against so much of them, not against themselves."""
 STEERING = 0.25
 """How much a figure that only steers counts, relative to one that is stated."""
 MEMORY_UNIT = 1e11
 """Bytes that count like an hour."""
+MAX_CUT = 300
+"""Recordings whose parts may be in a suite: of more, those with most hours."""
 BALANCE = 10.0
 """FLOPs per byte above which a kernel counts as one of arithmetic."""
 
@@ -54,9 +50,11 @@ class Figure:
 
 @dataclass(frozen=True, eq=False)
 class Mix:
-    """Recordings by the figures of their mix."""
+    """Recordings by the figures of their mix, and behind them parts of recordings, which have no hours of their own."""
 
     ids: list[str]
+    parts: list[str]
+    """The name of the part; empty for a whole recording."""
     names: list[str]
     hours: Floats
     step_ms: Floats
@@ -69,6 +67,19 @@ class Mix:
     def target(self) -> Floats:
         """The figures of the whole fleet."""
         return np.asarray(self.hours @ self.per_hour)
+
+    @property
+    def whole(self) -> int:
+        """How many are whole recordings: all before the first part."""
+        return len(self.parts) - sum(map(bool, self.parts))
+
+    def without_parts(self) -> Mix:
+        """The whole recordings alone."""
+        count = self.whole
+        return replace(
+            self, ids=self.ids[:count], parts=self.parts[:count], names=self.names[:count], hours=self.hours[:count],
+            step_ms=self.step_ms[:count], world=self.world[:count], per_hour=self.per_hour[:count],
+        )  # fmt: skip
 
     @cached_property
     def stated(self) -> np.ndarray:
@@ -102,39 +113,98 @@ def mix_of(table: pa.Table) -> Mix:
     step = np.maximum(table.column("step_ms").to_numpy(), 1e-9)
     active = np.clip(table.column("active_ms").to_numpy() / step, 0.0, 1.0)
     hours = table.column(HOURS).to_numpy().astype(np.float64)
+    hours = np.where(np.isfinite(hours), hours, 1.0)
     kernels, collectives = Flat(table, "kernels"), Flat(table, "collectives")
-    ms = kernels["ms"]
-    kernel_ms = np.bincount(kernels.row, ms, count)
-    # Kernels that overlap share the time in which the device works.
-    share = ms * np.divide(active, kernel_ms, out=np.zeros(count), where=kernel_ms > 0)[kernels.row]
+    share = _shares(kernels.row, kernels["ms"], active)
     talk = (collectives["transfer_ms"] + collectives["wait_ms"]) / step[collectives.row]
     family, families = kernels.codes("family")
     kind, kinds = collectives.codes("kind")
     size, sizes = _size_codes(kernels, family, families)
     bytes_of = collectives["log2_bytes"].astype(np.int64) + 1
     pairs, which = np.unique(kind.astype(np.int64) * 128 + bytes_of, return_inverse=True)
+    memory = table.column("memory_bytes").to_numpy()
+    parts = _Parts.of_table(table, kernels.row, hours)
+    more = len(parts.row)
     blocks = [
-        ([Figure(TOTAL, "hours")], np.ones((count, 1))),
-        ([Figure(IDLE, "device idles")], (1 - active)[:, None]),
-        ([Figure(MEMORY, "peak memory")], table.column("memory_bytes").to_numpy()[:, None] / MEMORY_UNIT),
-        ([Figure(RESPONSE, name) for name in SETTINGS], _responses(table, step)),
-        ([Figure(FAMILY, name) for name in families], _sums(kernels.row, family, share, count, len(families))),
-        ([Figure(COLLECTIVE, name) for name in kinds], _sums(collectives.row, kind, talk, count, len(kinds))),
-        ([Figure(SHAPE, name) for name in sizes], _sums(kernels.row, size, share, count, len(sizes))),
-        (
-            [Figure(SIZE, f"{kinds[pair // 128]} 2^{pair % 128 - 1}") for pair in pairs.tolist()],
-            _sums(collectives.row, which, talk, count, len(pairs)),
+        ([Figure(TOTAL, "hours")], np.ones((count + more, 1))),
+        ([Figure(IDLE, "device idles")], 1 - np.append(active, parts.active)[:, None]),
+        ([Figure(MEMORY, "peak memory")], np.append(memory, parts.memory)[:, None] / MEMORY_UNIT),
+        ([Figure(RESPONSE, name) for name in SETTINGS], np.concatenate([_responses(table, step), parts.settings])),
+        *(
+            (
+                [Figure(kind_of, name) for name in names],
+                np.concatenate([
+                    _sums(kernels.row, code, share, count, len(names)),
+                    _sums(parts.of, code[parts.kernel], parts.share, more, len(names)),
+                ]),
+            )
+            for kind_of, code, names in ((FAMILY, family, families), (SHAPE, size, sizes))
         ),
-    ]
+        *(
+            (
+                [Figure(kind_of, name) for name in names],
+                _sums(collectives.row, code, talk, count + more, len(names)),
+            )
+            for kind_of, code, names in (
+                (COLLECTIVE, kind, kinds),
+                (SIZE, which, [f"{kinds[pair // 128]} 2^{pair % 128 - 1}" for pair in pairs.tolist()]),
+            )
+        ),
+    ]  # fmt: skip
+    ids, names = table.column("id").to_pylist(), table.column("name").to_pylist()
     return Mix(
-        ids=table.column("id").to_pylist(),
-        names=table.column("name").to_pylist(),
-        hours=np.where(np.isfinite(hours), hours, 1.0),
-        step_ms=step,
-        world=table.column("world").to_numpy(),
+        ids=[*ids, *(ids[row] for row in parts.row.tolist())],
+        parts=[""] * count + parts.names,
+        names=[*names, *(f"{names[row]}: {part}" for row, part in zip(parts.row.tolist(), parts.names))],
+        hours=np.append(hours, np.zeros(more)),
+        step_ms=np.append(step, parts.step_ms),
+        world=np.append(table.column("world").to_numpy(), np.ones(more, np.int64)),
         figures=[figure for figures, _ in blocks for figure in figures],
         per_hour=np.concatenate([block for _, block in blocks], axis=1),
     )
+
+
+def _shares(row: np.ndarray, ms: Floats, active: Floats) -> Floats:
+    """Kernels' shares of a step: those that overlap share the time in which the device works."""
+    whole = np.bincount(row, ms, len(active))
+    return np.asarray(ms * np.divide(active, whole, out=np.zeros(len(active)), where=whole > 0)[row])
+
+
+@dataclass(frozen=True, eq=False)
+class _Parts:
+    """The parts of some recordings, and behind each other the kernel groups that they have device time in."""
+
+    row: np.ndarray
+    """The recording of each."""
+    names: list[str]
+    step_ms: Floats
+    active: Floats
+    memory: np.ndarray
+    settings: Floats
+    """How many times as long each takes in each of the settings."""
+    of: np.ndarray
+    """For each entry of the kernel groups the part, the group's place in all, and its share of the part's time."""
+    kernel: np.ndarray
+    share: Floats
+
+    @classmethod
+    def of_table(cls, table: pa.Table, group_row: np.ndarray, hours: Floats) -> _Parts:
+        flat = Flat(table, "parts")
+        cut = np.argsort(-hours, kind="stable")[:MAX_CUT]
+        taken = np.flatnonzero(np.isin(flat.row, cut))
+        row, items = flat.row[taken], flat.items.take(taken)
+        step = np.maximum(items.field("step_ms").to_numpy(), 1e-9)
+        active = np.clip(items.field("active_ms").to_numpy() / step, 0.0, 1.0)
+        groups = items.field("groups")
+        of = np.repeat(np.arange(len(row)), np.diff(groups.offsets.to_numpy()))
+        begin = np.searchsorted(group_row, np.arange(table.num_rows))
+        ms = items.field("ms").flatten().to_numpy()
+        settings = items.field("settings_ms").flatten().to_numpy().reshape(len(row), len(SETTINGS))
+        return cls(
+            row, items.field("name").to_pylist(), step, active, items.field("memory_bytes").to_numpy(),
+            settings / step[:, None], of,
+            begin[row[of]] + groups.flatten().to_numpy(), _shares(of, ms, active),
+        )  # fmt: skip
 
 
 def _responses(table: pa.Table, step: Floats) -> Floats:
@@ -144,7 +214,7 @@ def _responses(table: pa.Table, step: Floats) -> Floats:
     known = np.flatnonzero(np.bincount(flat.row, minlength=count))
     found = np.ones((count, len(SETTINGS)))
     for place, scale in enumerate(SETTINGS.values()):
-        factors = np.array([scale.get(name, 1.0) for name in COMPONENTS])
+        factors = component_factors(scale)
         if len(known):
             longest = np.maximum.reduceat(paths @ factors, np.searchsorted(flat.row, known))
             found[known, place] = longest / step[known]

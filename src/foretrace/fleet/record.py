@@ -55,6 +55,27 @@ class NamedMs:
     count: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class PartRecord:
+    """A part of a recording that may stand in a suite by itself: a phase, a module, or a range of calls."""
+
+    name: str
+    phase: str = ""
+    module: str = ""
+    first: str = ""
+    last: str = ""
+    """Of a range, its first and last call, as ``aten::mm#3``."""
+    step_ms: float = 0.0
+    """What it takes alone, without what runs before it."""
+    active_ms: float = 0.0
+    memory_bytes: int = 0
+    settings_ms: list[float] = field(default_factory=list)
+    """What it takes in each of `foretrace.fleet.response.SETTINGS`."""
+    groups: list[int] = field(default_factory=list)
+    """Places of the record's kernel groups that it has device time in, and how many milliseconds of each."""
+    ms: list[float] = field(default_factory=list)
+
+
 @dataclass
 class StepRecord:
     """A recording, reduced. Times are milliseconds of one step, the mean over its ranks."""
@@ -108,6 +129,7 @@ class StepRecord:
     """The critical path by what it goes through."""
     response: list[list[float]] = field(default_factory=list)
     """Rows of `StepResponse`: milliseconds by `COMPONENTS`."""
+    parts: list[PartRecord] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     job: str = ""
     team: str = ""

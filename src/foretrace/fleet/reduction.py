@@ -14,11 +14,13 @@ from foretrace.analysis.breakdown import NO_OP, kernel_family
 from foretrace.analysis.report import StepReport, bound_by
 from foretrace.cost_models.kernels.roofline import Work
 from foretrace.errors import ForetraceError
+from foretrace.fleet.parts import parts_of
 from foretrace.fleet.record import CollectiveGroup, KernelGroup, NamedMs, StepRecord, packed_call
 from foretrace.fleet.response import COMPONENTS, StepResponse, balanced_ms, kernel_families, step_response
 from foretrace.graph import PHASES, Graph, Job, Op
 from foretrace.graph.calls import dispatched, enclosing_calls
 from foretrace.graph.op import GENERATED_KERNELS
+from foretrace.graph.tables import Ints
 from foretrace.platform.device import Device
 from foretrace.prediction.rates import works
 from foretrace.transforms.fusion.elementwise import ALSO_POINTWISE, elementwise_chains
@@ -57,7 +59,7 @@ def reduce_step(report: StepReport, job: Job) -> StepRecord:
     step_ms = timed or report.step_ms
     response = _to_length(response.with_host(host), step_ms)
     weights = [rank.stands_for for rank in report.ranks] or [1] * len(graphs)
-    kernels = _groups(graphs, weights, device)
+    kernels, group = _groups(graphs, weights, device)
     idle_ms = max(step_ms - report.device_active_ms, 0.0) if report.device_active_ms else 0.0
     shrunk = idle_ms / report.device_idle_ms if report.device_idle_ms else 0.0
     idle = {cause: ms * shrunk for cause, ms in report.idle_causes.items() if ms > 0}
@@ -65,6 +67,8 @@ def reduce_step(report: StepReport, job: Job) -> StepRecord:
     peak_ms = sum(group.least_ms for group in kernels if group.gflop)
     balanced = balanced_ms(workings)
     fused_ms, fused_launches = _fusible(graphs[0])
+    memory_bytes = (report.unprofiled.peak_memory_bytes if report.unprofiled else None) or report.peak_memory_bytes or 0
+    busy = min(report.device_active_ms / total, 1.0) if total else 1.0
     return StepRecord(
         made=_made(job),
         measured=not report.predicted,
@@ -81,9 +85,7 @@ def reduce_step(report: StepReport, job: Job) -> StepRecord:
         hidden_ms=report.hidden_communication_ms,
         wait_ms=float(np.mean([rank.wait_ms for rank in report.ranks])) if report.ranks else 0.0,
         balanced_ms=0.0 if balanced is None or not report.step_ms else step_ms * min(balanced / _span(report), 1.0),
-        memory_bytes=(report.unprofiled.peak_memory_bytes if report.unprofiled else None)
-        or report.peak_memory_bytes
-        or 0,
+        memory_bytes=memory_bytes,
         tflop=sum(group.gflop for group in kernels) / 1e3,
         mfu=peak_ms / step_ms if step_ms else 0.0,
         gbps=sum(group.mbytes for group in kernels) / report.device_active_ms if report.device_active_ms else 0.0,
@@ -104,6 +106,7 @@ def reduce_step(report: StepReport, job: Job) -> StepRecord:
         ],
         path=_named(_by_kind(report)),
         response=[list(map(float, row)) for row in response.paths],
+        parts=parts_of(workings, group, host, busy, memory_bytes) if report.world == 1 else [],
         notes=[note[:200] for note in report.notes[:8]],
     )
 
@@ -184,11 +187,15 @@ class _Sum:
 Key = tuple[str, str, str, str, int, int]
 
 
-def _groups(graphs: list[Graph], weights: list[int], device: Device | None) -> list[KernelGroup]:
-    """Device time by phase, family, op, dtype and size, the largest first: the mean over ranks."""
+def _groups(graphs: list[Graph], weights: list[int], device: Device | None) -> tuple[list[KernelGroup], Ints]:
+    """Device time by phase, family, op, dtype and size, the largest first: the mean over ranks.
+
+    Also the group of each kernel of the last rank.
+    """
     sums: dict[Key, _Sum] = defaultdict(_Sum)
+    keys: list[Key] = []
     for graph, weight in zip(graphs, weights):
-        _add_rank(sums, graph, weight / sum(weights), device)
+        keys = _add_rank(sums, graph, weight / sum(weights), device)
     ordered = sorted(sums.items(), key=lambda item: (-item[1].ms, item[0]))
     groups = [_group(key, one) for key, one in ordered[:MAX_GROUPS]]
     rest: dict[Key, _Sum] = defaultdict(_Sum)
@@ -196,14 +203,17 @@ def _groups(graphs: list[Graph], weights: list[int], device: Device | None) -> l
         into = rest[phase, family, REST, "", -1, -1]
         into.ms, into.count, into.flops = into.ms + one.ms, into.count + one.count, into.flops + one.flops
         into.nbytes, into.least_us = into.nbytes + one.nbytes, into.least_us + one.least_us
-    return _with_calls(groups, [one.op for _, one in ordered]) + [_group(key, one) for key, one in rest.items()]
+    groups = _with_calls(groups, [one.op for _, one in ordered]) + [_group(key, one) for key, one in rest.items()]
+    place = {key: at for at, (key, _) in enumerate(ordered[:MAX_GROUPS])}
+    others = {key[:2]: MAX_GROUPS + at for at, key in enumerate(rest)}
+    return groups, np.array([place[key] if key in place else others[key[:2]] for key in keys], np.int32)
 
 
-def _add_rank(sums: dict[Key, _Sum], graph: Graph, weight: float, device: Device | None) -> None:
-    """Add the kernels of one rank, those of a call together."""
+def _add_rank(sums: dict[Key, _Sum], graph: Graph, weight: float, device: Device | None) -> list[Key]:
+    """Add the kernels of one rank, those of a call together; answers with the key of each kernel."""
     kernels, rows = graph.kernels, dispatched(graph)
     if not len(kernels):
-        return
+        return []
     call = enclosing_calls(graph, rows)[kernels.op]
     families = kernel_families(graph)
     places, which = np.unique(call.astype(np.int64) * len(COMPONENTS) + families, return_inverse=True)
@@ -212,6 +222,7 @@ def _add_rank(sums: dict[Key, _Sum], graph: Graph, weight: float, device: Device
     ops = {row: graph.ops[row] for row in rows[np.unique(call[call >= 0])].tolist()}
     done = _works(graph, ops, device)
     whole = np.bincount(call[call >= 0], (kernels.end - kernels.start)[call >= 0], len(rows))
+    keys: list[Key] = []
     for place, spent, count in zip(places.tolist(), us.tolist(), counts.tolist()):
         position, family = divmod(place, len(COMPONENTS))
         row = int(rows[position]) if position >= 0 else -1
@@ -224,11 +235,13 @@ def _add_rank(sums: dict[Key, _Sum], graph: Graph, weight: float, device: Device
             _log2(work.bytes) if work else -1,
             _log2(work.flops) if work else -1,
         )
+        keys.append(key)
         into = sums[key]
         share = spent / float(whole[position]) if op and whole[position] else 0.0
         into.add(spent / 1e3 * weight, count * weight, share * weight, work, device)
         if op and spent > into.longest:
             into.longest, into.op = spent, op
+    return [keys[place] for place in which.tolist()]
 
 
 def _fusible(graph: Graph) -> tuple[float, int]:

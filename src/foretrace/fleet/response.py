@@ -31,6 +31,21 @@ COMMUNICATION = "communication"
 NEGLIGIBLE = 0.02
 """Share of the longest path below which a family has no setting of its own."""
 _PLACE = {name: place for place, name in enumerate(COMPONENTS)}
+SETTINGS: dict[str, dict[str, float]] = {
+    "device twice as slow": dict.fromkeys(KERNEL_GROUPS, 2.0),
+    "device twice as fast": dict.fromkeys(KERNEL_GROUPS, 0.5),
+    "arithmetic twice as slow": dict.fromkeys(("matrix product", "convolution", "attention"), 2.0),
+    "hosts twice as slow": dict.fromkeys(HOST, 2.0),
+}
+"""Changes that a suite shall respond to as the fleet does: what other platforms are made of."""
+
+
+def component_factors(scale: Mapping[str, float]) -> Floats:
+    """A factor for each of `COMPONENTS`, 1 where none is given."""
+    factors = np.ones(len(COMPONENTS))
+    for name, factor in scale.items():
+        factors[_PLACE[name]] = factor
+    return factors
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,10 +63,7 @@ class StepResponse:
 
     def ms(self, scale: Mapping[str, float] | None = None) -> float:
         """The step time with some components scaled: 0.9 for one that takes a tenth less."""
-        factors = np.ones(len(COMPONENTS))
-        for name, factor in (scale or {}).items():
-            factors[_PLACE[name]] = factor
-        return float((self.paths @ factors).max()) if len(self.paths) else 0.0
+        return float((self.paths @ component_factors(scale or {})).max()) if len(self.paths) else 0.0
 
     def with_host(self, factor: float) -> StepResponse:
         """The same step with a host that takes ``factor`` times as long."""
@@ -142,9 +154,7 @@ def step_response(workings: Workings) -> StepResponse:
 
 def _path(tasks: TaskGraph, codes: Ints, scale: Mapping[str, float]) -> Floats:
     """What the critical path goes through in a setting, in milliseconds of the durations as they were."""
-    factors = np.ones(len(COMPONENTS))
-    for name, factor in scale.items():
-        factors[_PLACE[name]] = factor
+    factors = component_factors(scale)
     times = simulate(tasks, tasks.duration * factors[codes])
     path = critical_path(tasks, times).task
     us = np.bincount(codes[path], tasks.duration[path], len(COMPONENTS)).astype(np.float64)

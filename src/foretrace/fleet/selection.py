@@ -15,12 +15,19 @@ from foretrace.fleet.mix import FAMILY, STEERING, Mix
 from foretrace.graph.tables import Floats
 
 MAX_PASSES, POLISHES = 30, 4
-RESTARTS, LEAVE, GOOD = 6, 3, 5e-3
+RESTARTS, LEAVE, GOOD = 40, 2, 5e-3
 """New starts, the part of the members that leaves for one, and what is left of errors that none is made for."""
 LARGEST = 0.5
 """How much the largest error of a figure counts, relative to the device time in a wrong family."""
 TRIED = 24
 """Recordings that are weighed exactly for each place in a suite, of those that promise most."""
+SCREENED, WEIGHED, TURNS, HOPEFUL = 400, 3, 6, 1.3
+"""Of recordings that promise most by least squares, those that are tried at once, and of these those that are weighed
+exactly; how often errors are weighted anew for that, and how many times the least so far one may leave for that."""
+PART_COST = 1e-3
+"""What a part counts that stands for a whole recording: it runs less of the fleet's code."""
+ENOUGH = 0.01
+"""The largest error with which whole recordings need no parts beside them."""
 MAX_CANDIDATES = 3000
 """Recordings that exchanges look at: of more, those with most hours and those that are most unlike others."""
 
@@ -28,39 +35,56 @@ Choice = tuple[list[int], Floats]
 """Places of recordings, and the hours that each stands for."""
 
 
-def choose(mix: Mix, size: int, kept: list[int] | None = None, target: Floats | None = None) -> Choice:
+def choose(mix: Mix, size: int, kept: list[int] | None = None, restarts: int = RESTARTS) -> Choice:
     """Recordings and their weights: a greedy choice, improved by exchanges. ``kept`` are where it starts from.
 
-    Where exchanges end, some members are drawn to leave and others are chosen anew, a few times; what is best stays.
-    The draws are the same each time.
+    Where exchanges end, some members are exchanged for others that are drawn, and it goes on from there; what is best
+    stays. The draws are the same each time.
     """
-    problem, draw = _Problem(mix, target), np.random.default_rng(0)
+    problem, draw = _Problem(mix), np.random.default_rng(0)
     best = problem.improved(problem.completed(list(kept or []), size))
     error = problem.weighed(best)[1]
-    for _ in range(RESTARTS):
+    for _ in range(restarts):
         if error < GOOD or len(best) == len(mix.ids) or len(best) < 3:
             break
-        leave = set(draw.choice(best, max(len(best) // LEAVE, 1), replace=False).tolist())
-        other = problem.improved(problem.completed([one for one in best if one not in leave], size, leave))
+        other = problem.polished(problem.perturbed(best, draw))
         found = problem.weighed(other)[1]
         if found < error * (1 - 1e-3):
             best, error = other, found
     return sorted(best), problem.weights(sorted(best))
 
 
+def choose_with_parts(mix: Mix, size: int, kept: list[int] | None = None) -> Choice:
+    """Whole recordings, where they have the fleet's mix; else also parts of recordings, as far as these help."""
+    whole = mix.without_parts()
+    chosen, weights = choose(whole, size, [one for one in kept or [] if one < mix.whole])
+    if len(whole.ids) == len(mix.ids) or largest_error(mix, chosen, weights) < ENOUGH:
+        return chosen, weights
+    return min(
+        ((chosen, weights), choose(mix, size, chosen)), key=lambda choice: largest_error(mix, choice[0], choice[1])
+    )
+
+
 class _Problem:
     """Least squares of a mix, each figure relative to the fleet's, with weights that are not negative."""
 
-    def __init__(self, mix: Mix, target: Floats | None = None) -> None:
-        wanted = mix.target if target is None else target
+    def __init__(self, mix: Mix) -> None:
+        wanted = mix.target
         factor = np.where(mix.stated, 1.0, STEERING) / mix.scale(wanted)
-        self.mix, self.wanted = mix, wanted
+        self.mix, self.wanted, self.whole_count = mix, wanted, mix.whole
         self.rows: Floats = mix.per_hour * factor
         self.goal: Floats = wanted * factor
         self.gram: Floats = np.einsum("ij,ij->i", self.rows, self.rows)
         self.toward: Floats = self.rows @ self.goal
         self.whole = float(self.goal @ self.goal)
         self.candidates = self._candidates()
+        scale = mix.scale(wanted)[mix.stated]
+        self.stated_rows: Floats = mix.per_hour[:, mix.stated] / scale
+        self.stated_goal: Floats = wanted[mix.stated] / scale
+        families = np.array([figure.kind == FAMILY for figure in mix.figures])[mix.stated]
+        device = float(wanted[mix.places(FAMILY)].sum()) or 1.0
+        self.cost: Floats = np.where(families, scale / device, 0.0) + 0.1 / len(scale)
+        """What the error of each stated figure counts."""
 
     def _candidates(self) -> np.ndarray:
         """Places that may be chosen: all, or of many those with most hours and a spread of the others."""
@@ -100,6 +124,14 @@ class _Problem:
             without = None
         return chosen
 
+    def perturbed(self, chosen: list[int], draw: np.random.Generator) -> list[int]:
+        """Recordings with some exchanged for others that are drawn."""
+        leave = draw.choice(len(chosen), max(len(chosen) // LEAVE, 1), replace=False).tolist()
+        free = self.candidates[~np.isin(self.candidates, chosen)]
+        enter = draw.choice(free, min(len(leave), len(free)), replace=False).tolist()
+        stay = [one for place, one in enumerate(chosen) if place not in leave[: len(enter)]]
+        return [*stay, *map(int, enter)]
+
     def improved(self, chosen: list[int]) -> list[int]:
         """Recordings exchanged by least squares, then by what is left after the best weights."""
         return self.polished(self.exchanged(chosen))
@@ -109,7 +141,7 @@ class _Problem:
         free = [place for place in self._promising(chosen) if not without or place not in without]
         return min(free or self._promising(chosen), key=lambda place: (self.error([*chosen, place]), place))
 
-    def _promising(self, chosen: list[int]) -> list[int]:
+    def _promising(self, chosen: list[int], most: int = TRIED) -> list[int]:
         """Recordings that would reduce the error most, were weights allowed to be negative."""
         free = self.candidates[~np.isin(self.candidates, chosen)]
         rows = self.rows[free]
@@ -121,7 +153,7 @@ class _Problem:
             basis = np.linalg.qr(part.T)[0]
             gram = gram - ((rows @ basis) ** 2).sum(axis=1)
         gain = np.maximum(rows @ residual, 0.0) ** 2 / np.maximum(gram, 1e-12)
-        return [int(place) for place in free[np.argsort(-gain, kind="stable")[:TRIED]]]
+        return [int(place) for place in free[np.argsort(-gain, kind="stable")[:most]]]
 
     def exchanged(self, chosen: list[int], most: int | None = None) -> list[int]:
         """Recordings exchanged for others as long as that reduces the error; of at most so many."""
@@ -147,13 +179,40 @@ class _Problem:
             improved = False
             for place in list(chosen):
                 rest = [other for other in chosen if other != place]
-                options = [(self.weighed([*rest, new])[1], new) for new in self._promising(rest)]
-                error, new = min(options)
+                options = [(self.weighed([*rest, new])[1], new) for new in self.screened(rest, best)]
+                error, new = min(options, default=(best, place))
                 if error < best * (1 - 1e-3):
                     chosen, best, improved = [*rest, new], error, True
             if not improved:
                 break
         return chosen
+
+    def screened(self, chosen: list[int], best: float = np.inf) -> list[int]:
+        """Recordings that, added to some, leave the least of what `weighed` counts, about: all are tried at once.
+
+        None that leaves far more than ``best``. Weights are those of least squares, in which figures with large errors
+        count more from turn to turn.
+        """
+        free = np.array(self._promising(chosen, SCREENED))
+        rows, goal = self.stated_rows, self.stated_goal
+        parts = np.concatenate(
+            [np.broadcast_to(rows[chosen], (len(free), len(chosen), len(goal))), rows[free, None]], 1
+        )
+        figures = np.full((len(free), len(goal)), 1.0 / len(goal))
+        left = np.full(len(free), np.inf)
+        for _ in range(TURNS):
+            weighted = parts * figures[:, None]
+            gram = weighted @ parts.transpose(0, 2, 1) + 1e-12 * np.eye(len(chosen) + 1)
+            weights = np.maximum(np.linalg.solve(gram, (weighted @ goal)[..., None])[..., 0], 0.0)
+            error = np.abs((weights[:, None] @ parts)[:, 0] - goal)
+            left = np.minimum(
+                left, error @ self.cost + LARGEST * error.max(axis=1) + PART_COST * (free >= self.whole_count)
+            )
+            figures *= error + 1e-6
+            figures /= figures.sum(axis=1, keepdims=True)
+        left += PART_COST * sum(place >= self.whole_count for place in chosen)
+        order = np.argsort(left, kind="stable")[:WEIGHED]
+        return [int(place) for place in free[order[left[order] < HOPEFUL * best]]]
 
     def weights(self, chosen: list[int]) -> Floats:
         """The weights of recordings, in hours."""
@@ -166,19 +225,16 @@ class _Problem:
         """
         from scipy.optimize import linprog
 
-        stated, figures, count = self.mix.stated, int(self.mix.stated.sum()), len(chosen)
-        scale = self.mix.scale(self.wanted)[stated]
-        rows, goal = (self.mix.per_hour[chosen][:, stated] / scale).T, self.wanted[stated] / scale
-        families = np.array([figure.kind == FAMILY for figure in self.mix.figures])[stated]
-        whole = float(self.wanted[self.mix.places(FAMILY)].sum()) or 1.0
+        rows, goal, count, figures = self.stated_rows[chosen].T, self.stated_goal, len(chosen), len(self.stated_goal)
         eye, none = np.eye(figures), np.zeros((figures, 1))
         matrix = np.block([[rows, -eye, none], [-rows, -eye, none], [np.zeros((figures, count)), eye, none - 1.0]])
         limit = np.concatenate([goal, -goal, np.zeros(figures)])
-        each = np.where(families, scale / whole, 0.0) + 0.1 / figures
-        done = linprog(np.concatenate([np.zeros(count), each, [LARGEST]]), A_ub=matrix, b_ub=limit, method="highs")
+        done = linprog(np.concatenate([np.zeros(count), self.cost, [LARGEST]]), A_ub=matrix, b_ub=limit, method="highs")
+        cost = PART_COST * sum(place >= self.whole_count for place in chosen)
         if not done.success:
-            return self._solved(chosen)
-        return np.asarray(done.x[:count]), float(done.fun)
+            weights, left = self._solved(chosen)
+            return weights, left + cost
+        return np.asarray(done.x[:count]), float(done.fun) + cost
 
 
 def weights_of(mix: Mix, chosen: list[int]) -> Floats:
@@ -186,9 +242,9 @@ def weights_of(mix: Mix, chosen: list[int]) -> Floats:
     return _Problem(mix).weights(chosen)
 
 
-def largest_error(mix: Mix, chosen: list[int], weights: Floats, target: Floats | None = None) -> float:
+def largest_error(mix: Mix, chosen: list[int], weights: Floats) -> float:
     """The largest error of a stated figure."""
-    wanted = mix.target if target is None else target
+    wanted = mix.target
     return float((np.abs(weights @ mix.per_hour[chosen] - wanted) / mix.scale(wanted))[mix.stated].max())
 
 
@@ -206,8 +262,8 @@ def exchange(mix: Mix, chosen: list[int], within: float, most: int) -> list[int]
         for place in now:
             if place in chosen:  # what was brought in stays
                 rest = [other for other in now if other != place]
-                new = problem.best_addition(rest)
-                options.append((problem.error([*rest, new]), [*rest, new]))
+                for new in {problem.best_addition(rest), *problem.screened(rest)}:
+                    options.append((problem.weighed([*rest, new])[1], [*rest, new]))
         if not options:
             break
         now = min(options)[1]
@@ -313,12 +369,12 @@ def integer_program(mix: Mix, size: int, seconds: float = 60.0) -> Choice:
 
 
 METHODS: dict[str, Callable[[Mix, int], Choice]] = {
-    "exchange": choose,
-    "integer program": integer_program,
-    "k-medoids": k_medoids,
-    "facility location": facility_location,
-    "stratified": stratified,
-    "top by hours": top_by_hours,
-    "random": at_random,
+    "exchange": choose_with_parts,
+    "integer program": lambda mix, size: integer_program(mix.without_parts(), size),
+    "k-medoids": lambda mix, size: k_medoids(mix.without_parts(), size),
+    "facility location": lambda mix, size: facility_location(mix.without_parts(), size),
+    "stratified": lambda mix, size: stratified(mix.without_parts(), size),
+    "top by hours": lambda mix, size: top_by_hours(mix.without_parts(), size),
+    "random": lambda mix, size: at_random(mix.without_parts(), size),
 }
 """What the claim on suites compares."""

@@ -31,7 +31,7 @@ from foretrace.output import atomic_write, os_reason
 if TYPE_CHECKING:
     import pyarrow as pa
 
-VERSION = 1
+VERSION = 2
 STORE, INDEX, PARTS, ORIGINALS, LOCK = "store.json", "index.parquet", "parts", "originals", "lock"
 FORMAT = "foretrace fleet"
 ROWS_PER_GROUP = 4096

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +17,14 @@ from foretrace.analysis.report import NotebookDocument
 from foretrace.api import benchmark
 from foretrace.errors import ForetraceError
 from foretrace.fleet.mix import FAMILY, STATED, TOTAL, Mix, fleet_mix
-from foretrace.fleet.selection import Choice, choose, exchange, largest_error, weights_of
+from foretrace.fleet.record import PartRecord
+from foretrace.fleet.selection import Choice, choose, choose_with_parts, exchange, largest_error, weights_of
 from foretrace.fleet.store import ORIGINALS, Store
 from foretrace.graph.tables import Floats
 from foretrace.output import atomic_folder
 
 if TYPE_CHECKING:
-    from foretrace.replay import Choices
+    from foretrace.replay import Choices, Selection
 
 SUITE = "suite.json"
 WITHIN = 0.03
@@ -50,6 +52,8 @@ class MemberRow:
     seconds: float
     """What it takes to run, about."""
     why: str
+    part: str = ""
+    """The part of the recording that it is: a phase, a module or a range of calls; empty where it is all of it."""
 
 
 @dataclass(slots=True)
@@ -147,18 +151,18 @@ def make_suite(
             f"{store.path} holds no recording", f"Add some: foretrace fleet add {store.path} RECORDING…"
         )
     on_progress(Progress("choosing recordings"))
-    chosen, weights = _within_budget(mix, budget_s) if size is None else choose(mix, size)
+    chosen, weights = _within_budget(mix, budget_s) if size is None else choose_with_parts(mix, size)
     suite = _described(store, mix, (chosen, weights), out)
     if out is None:
         return suite
-    hidden = bool(choices and choices.obfuscate)
+    hidden, parts = bool(choices and choices.obfuscate), _part_numbers(mix)
     with atomic_folder(out) as folder:
         for number, member in enumerate(suite.members):
             on_progress(Progress("writing benchmarks", number, len(suite.members)))
             member.folder = f"{number:02d}" if hidden else f"{number:02d}-{_file_name(member.name)}"
-            benchmark(_original(store, member.id), folder / member.folder, choices)
+            benchmark(_original(store, member.id), folder / member.folder, _of_part(choices, _part(store, member)))
             if hidden:
-                member.name = member.folder
+                member.name, member.part = member.folder, parts.get((member.id, member.part), "")
         about = {
             "suite": [{"what": member.folder, "weight": member.hours} for member in suite.members],
             **suite.to_dict(), "out": "", "store": "" if hidden else suite.store,
@@ -167,14 +171,47 @@ def make_suite(
     return suite
 
 
+def _part(store: Store, member: MemberRow) -> PartRecord | None:
+    """The part of a recording that a member is; None where it is all of it."""
+    if not member.part:
+        return None
+    table = store.table(["parts"])
+    row = table.column("id").to_pylist().index(member.id)
+    return next(PartRecord(**one) for one in table.column("parts")[row].as_py() if one["name"] == member.part)
+
+
+def _part_numbers(mix: Mix) -> dict[tuple[str, str], str]:
+    """For each part of a recording its number, which stands for its name in a suite that has none."""
+    counts, numbers = Counter[str](), {}
+    for number, part in zip(mix.ids, mix.parts):
+        if part:
+            numbers[number, part] = f"#{counts[number]}"
+            counts[number] += 1
+    return numbers
+
+
+def part_selection(part: PartRecord) -> Selection:
+    """The calls of a recording that a part has."""
+    from foretrace.replay import Selection
+
+    return Selection(part.phase or None, part.first or None, part.last or None, module=part.module or None)
+
+
+def _of_part(choices: Choices | None, part: PartRecord | None) -> Choices:
+    """How a recording, or a part of it, is written."""
+    from foretrace.replay import Choices
+
+    choices = choices or Choices()
+    return choices if part is None else replace(choices, selection=part_selection(part))
+
+
 def _within_budget(mix: Mix, budget_s: float | None) -> Choice:
     """As many members as a budget allows, or as few as bring all figures within the limit."""
     best: Choice | None = None
     chosen: list[int] = []
     for size in range(1, min(MAX_SIZE, len(mix.ids)) + 1):
-        chosen, weights = choose(mix, size, chosen)
-        seconds = sum(_seconds(mix, place) for place in chosen)
-        if budget_s is not None and seconds > budget_s:
+        chosen, weights = choose(mix, size, chosen, restarts=0)
+        if budget_s is not None and _all_seconds(mix, chosen) > budget_s:
             break
         best = chosen, weights
         if largest_error(mix, chosen, weights) < WITHIN / 3:
@@ -182,7 +219,15 @@ def _within_budget(mix: Mix, budget_s: float | None) -> Choice:
     if best is None:
         cheapest = min(_seconds(mix, place) for place in range(len(mix.ids)))
         raise ForetraceError("no member runs within this budget", f"The shortest takes {cheapest:.0f} s: allow more.")
-    return best
+    # What was grown one by one is not the best of its size.
+    again = choose_with_parts(mix, len(best[0]))
+    if budget_s is not None and _all_seconds(mix, again[0]) > budget_s:
+        return best
+    return min(best, again, key=lambda choice: largest_error(mix, *choice))
+
+
+def _all_seconds(mix: Mix, chosen: Sequence[int]) -> float:
+    return sum(_seconds(mix, place) for place in chosen)
 
 
 def _seconds(mix: Mix, place: int) -> float:
@@ -209,7 +254,7 @@ def _members(mix: Mix, chosen: Sequence[int], weights: Floats, target: Floats) -
     return [
         MemberRow(
             mix.ids[place], mix.names[place], "", float(hours), float(hours) / whole, _seconds(mix, place),
-            _why(mix, place, float(hours), target),
+            _why(mix, place, float(hours), target), mix.parts[place],
         )
         for place, hours in zip(chosen, weights)
     ]  # fmt: skip
@@ -277,12 +322,14 @@ def find_drift(store: Store, suite: Path, within: float = WITHIN, most: int | No
     """
     members = _read_suite(suite)
     mix = fleet_mix(store)
-    place = {number: at for at, number in enumerate(mix.ids)}
-    gone = [member["name"] for member in members if member["id"] not in place]
-    there = [member for member in members if member["id"] in place]
+    numbers = _part_numbers(mix)
+    place = {(number, part): at for at, (number, part) in enumerate(zip(mix.ids, mix.parts))}
+    place |= {(key[0], number): place[key] for key, number in numbers.items()}
+    gone = [member["name"] for member in members if (member["id"], member["part"]) not in place]
+    there = [member for member in members if (member["id"], member["part"]) in place]
     if not there:
         raise ForetraceError(f"{store.path} holds none of the recordings of {suite}", "Make a new suite.")
-    chosen = [place[member["id"]] for member in there]
+    chosen = [place[member["id"], member["part"]] for member in there]
     target = mix.target
     # Its weights were for another number of hours.
     weights = np.array([float(member["hours"]) for member in there])
@@ -314,7 +361,10 @@ def _read_suite(path: Path) -> list[dict[str, Any]]:
     file = path / SUITE if path.is_dir() else path
     try:
         members = json.loads(file.read_bytes())["members"]
-        return [{"id": str(one["id"]), "name": str(one["name"]), "hours": float(one["hours"])} for one in members]
+        return [
+            {"id": str(one["id"]), "part": str(one["part"]), "name": str(one["name"]), "hours": float(one["hours"])}
+            for one in members
+        ]
     except FileNotFoundError:
         raise ForetraceError(f"{file} does not exist", "Name the folder that `foretrace fleet suite` wrote.") from None
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:

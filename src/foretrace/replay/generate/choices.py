@@ -31,6 +31,8 @@ class Selection:
     last: str | None = None
     only: str | None = None
     without: tuple[str, ...] = ()
+    module: str | None = None
+    """A module and those inside it, forward and backward: ``Model.encoder``."""
 
 
 def select(ops: Sequence[Op], selection: Selection) -> list[int]:
@@ -41,6 +43,8 @@ def select(ops: Sequence[Op], selection: Selection) -> list[int]:
     ([0, 1], [0, 2])
     >>> select(step, Selection(first="relu")), select(step, Selection(last="mm#0"))
     ([1, 2], [0])
+    >>> select([Op("aten::mm", module="Net.up"), Op("aten::mm", module="Net.upper")], Selection(module="Net.up"))
+    [0]
     """
     for pattern in selection.without:
         if not _rows(ops, pattern):
@@ -51,17 +55,26 @@ def select(ops: Sequence[Op], selection: Selection) -> list[int]:
         raise ForetraceError(f"there is no phase {selection.phase!r}", f"Phases are {', '.join(PHASES)}.")
     if selection.only is not None and selection.only not in CALL_KINDS:
         raise ForetraceError(f"there are no calls of kind {selection.only!r}", f"Kinds are {', '.join(CALL_KINDS)}.")
+    if selection.module is not None and not any(_inside(op.module, selection.module) for op in ops):
+        modules = {op.module for op in ops if op.module}
+        advice = suggestion(selection.module, modules, "It has") if modules else "Its calls name no modules."
+        raise ForetraceError(f"the step has no module {selection.module!r}", advice)
     wanted = CALL_KINDS[selection.only] if selection.only else lambda op: True
     taken = [
         row
         for row in range(begin, end + 1)
         if selection.phase in (None, ops[row].phase)
+        and (selection.module is None or _inside(ops[row].module, selection.module))
         and wanted(ops[row])
         and not any(matches(ops[row].name, pattern) for pattern in selection.without)
     ]
     if not any(not ops[row].is_side_call or ops[row].name == COMPILED_PROGRAM for row in taken):
         raise ForetraceError("nothing is left of the step", "Choose another phase, other ops, or leave fewer out.")
     return taken
+
+
+def _inside(module: str, outer: str) -> bool:
+    return module == outer or module.startswith(f"{outer}.")
 
 
 def matches(name: str, pattern: str) -> bool:
