@@ -19,9 +19,9 @@ from tests.replay.test_replays import graph_of
 
 OPS = [
     Op("aten::embedding", phase="forward"),
-    Op("aten::mm", phase="forward"),
+    Op("aten::mm", phase="forward", module="Net.up.0"),
     Op("c10d::allreduce_", phase="backward"),
-    Op("aten::mm", phase="backward"),
+    Op("aten::mm", phase="backward", module="Net.up"),
     Op("aten::_foreach_add_", phase="optimizer"),
 ]
 
@@ -36,6 +36,7 @@ OPS = [
         (Selection(only="communication"), [2]),
         (Selection(only="lookup"), [0]),
         (Selection(only="compute", without=("mm", "_foreach*")), [0]),
+        (Selection(module="Net.up"), [1, 3]),
     ],
 )
 def test_calls_are_taken_by_phase_place_and_kind(selection: Selection, taken: list[int]) -> None:
@@ -47,6 +48,7 @@ def test_calls_are_taken_by_phase_place_and_kind(selection: Selection, taken: li
     [
         (Selection(phase="sideways"), "no phase 'sideways'"),
         (Selection(only="music"), "of kind 'music'"),
+        (Selection(module="Net.u"), "no module 'Net.u'. Did you mean Net.up"),
         (Selection(first="conv2d"), "no call 'conv2d'"),
         (Selection(first="convolution"), "It has aten::_foreach_add_, aten::embedding"),
         (Selection(first="embeding"), "Did you mean aten::embedding"),

@@ -12,6 +12,7 @@ from foretrace.cli.options import (
     Dtype,
     First,
     Last,
+    Module,
     Obfuscate,
     Only,
     Ops,
@@ -27,6 +28,7 @@ def benchmark(
     what: Annotated[str, typer.Argument(metavar="RECORDING", help="A recording, or traces of other tools.")],
     out: Annotated[Path, typer.Option(help="Folder for the benchmark; must not be there yet.")],
     phase: Phase = None,
+    module: Module = None,
     first: First = None,
     last: Last = None,
     only: Only = None,
@@ -44,7 +46,7 @@ def benchmark(
     """
     from foretrace.api import benchmark as write
 
-    choices = replay_choices(phase, first, last, only, without, ops, dtype, obfuscate, ranks, batch)
+    choices = replay_choices(phase, module, first, last, only, without, ops, dtype, obfuscate, ranks, batch)
     with working("writing the benchmark"):
         folder = write(what, out, choices)
     typer.echo(f"foretrace: wrote {folder}; run it with: python {folder}/run.py", err=True)

@@ -69,6 +69,7 @@ DropGaps = Annotated[
 Top = Annotated[int, typer.Option(min=1, help="Rows of each table.")]
 
 Phase = Annotated[str | None, typer.Option(help="Only this phase: forward, backward, optimizer, other.")]
+Module = Annotated[str | None, typer.Option(help="Only calls of this module, forward and backward: Model.encoder.")]
 First = Annotated[
     str | None,
     typer.Option("--from", metavar="OP", help="Begin with the first call of this op; mm#3 means its fourth call."),
@@ -98,13 +99,13 @@ Ranks = Annotated[
 
 
 def replay_choices(
-    phase: str | None, first: str | None, last: str | None, only: str | None, without: list[str] | None,
-    ops: list[str] | None, *how: Any,
+    phase: str | None, module: str | None, first: str | None, last: str | None, only: str | None,
+    without: list[str] | None, ops: list[str] | None, *how: Any,
 ) -> Choices:  # fmt: skip
     """The part of a step that `benchmark` and `replay` take, and how: the other fields of `Choices`."""
     from foretrace.replay import Choices, Selection, packages
 
-    return Choices(Selection(phase, first, last, only, tuple(without or ())), packages(ops or ()), *how)
+    return Choices(Selection(phase, first, last, only, tuple(without or ()), module), packages(ops or ()), *how)
 
 
 def rank_numbers(text: str | None) -> list[int] | None:

@@ -13,6 +13,7 @@ from foretrace.cli.options import (
     Dtype,
     First,
     Last,
+    Module,
     Obfuscate,
     Only,
     Ops,
@@ -57,6 +58,7 @@ def replay(
     ] = False,
     keep: Annotated[Path | None, typer.Option(help="Keep the benchmark in this folder.")] = None,
     phase: Phase = None,
+    module: Module = None,
     first: First = None,
     last: Last = None,
     only: Only = None,
@@ -86,7 +88,7 @@ def replay(
     from foretrace.report import show
     from foretrace.report.formatting import printable
 
-    chosen = replay_choices(phase, first, last, only, without, ops, dtype, obfuscate, ranks, batch)
+    chosen = replay_choices(phase, module, first, last, only, without, ops, dtype, obfuscate, ranks, batch)
     how = How(iterations, device, pace, slow_host, counters, delayed, eager)
     check_names(what)
     paths = [Path(one) for one in what]

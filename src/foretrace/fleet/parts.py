@@ -9,13 +9,22 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
 
 from foretrace.analysis.report import Workings
 from foretrace.fleet.record import PartRecord
-from foretrace.fleet.response import HOST, SETTINGS, component_codes, component_factors, with_waits
+from foretrace.fleet.response import (
+    COMPONENTS,
+    HOST,
+    SETTINGS,
+    component_codes,
+    component_factors,
+    kernel_families,
+    with_waits,
+)
 from foretrace.graph import PHASES, Graph
 from foretrace.graph.calls import dispatched, enclosing_calls
 from foretrace.graph.tables import Floats, Ints, StorageTable
@@ -27,6 +36,11 @@ RANGES = 4
 MAX_MODULES = 6
 SMALLEST, LARGEST = 0.05, 0.95
 """Shares of the device time that a part has: less is not worth a benchmark, more is the whole step."""
+SHORTEST_MS = 0.5
+"""Device time of a part: what is shorter finds in the device's caches, run alone, what it does not find in the step."""
+FLOATING = ("float", "bfloat", "complex")
+BY_CONTENTS = ("sort/index", "lookup")
+"""Families whose kernels take as long as their indices say."""
 
 
 def parts_of(workings: Workings, group: Ints, host: float, busy: float, memory_bytes: int) -> list[PartRecord]:
@@ -50,10 +64,12 @@ def parts_of(workings: Workings, group: Ints, host: float, busy: float, memory_b
     step = PartTimes(workings, host)
     us, per_call = step.us, step.per_call
     live = _allocated(workings.graphs[0], step.rows)
-    whole, found = float(per_call.sum()), []
+    whole, indices, found = float(per_call.sum()), step.index_writers(), list[PartRecord]()
     for part in step.cuts():
         inside = step.calls(part)
-        if not SMALLEST * whole <= float(per_call[inside].sum()) <= LARGEST * whole:
+        if not max(SMALLEST * whole, 1e3 * SHORTEST_MS) <= float(per_call[inside].sum()) <= LARGEST * whole:
+            continue
+        if any(inside[reader] and not inside[list(writers)].all() for reader, writers in indices.items()):
             continue
         ours = np.append(inside, False)[step.call]
         step_ms, *settings_ms = step.ms(part, {}, *SETTINGS.values())
@@ -82,15 +98,16 @@ class PartTimes:
         self.host = host
         self.rows = dispatched(self.graph)
         """The dispatcher calls; parts are made of these."""
-        kernels, owner = self.graph.kernels, enclosing_calls(self.graph, self.rows)
+        kernels = self.graph.kernels
+        self.owner = enclosing_calls(self.graph, self.rows)
         self.us: Floats = kernels.end - kernels.start
-        self.call = owner[kernels.op]
+        self.call = self.owner[kernels.op]
         """The call of each kernel; -1 where it has none."""
         known = self.call >= 0
         self.per_call: Floats = np.bincount(self.call[known], self.us[known], len(self.rows)).astype(np.float64)
         self.tasks, self.codes = with_waits(workings), component_codes(workings)
         on_host, row = self.tasks.on_host, self.tasks.row
-        first = np.append(_first_calls(self.graph, self.rows, owner)[segments.op], -1)
+        first = np.append(_first_calls(self.graph, self.rows, self.owner)[segments.op], -1)
         self.call_of_task = np.where(
             on_host, first[np.where(on_host, row, -1)], np.append(self.call, -1)[np.where(on_host, -1, row)]
         )
@@ -145,6 +162,25 @@ class PartTimes:
             inside[: labels.index(part.first)] = False
             inside[labels.index(part.last) + 1 :] = False
         return inside
+
+    def index_writers(self) -> dict[int, set[int]]:
+        """For calls that read indices which the step makes, all calls that these come from.
+
+        A benchmark knows what was in tensors before the step, and not what calls outside of it have written.
+        """
+        table = StorageTable.of(self.graph.storages)
+        born = dict(zip(table.id.tolist(), table.birth.tolist()))
+
+        @cache
+        def writers(call: int) -> frozenset[int]:
+            tensors = self.graph.ops[int(self.rows[call])].tensors
+            births = {born.get(one.storage, -1) for one in tensors if not one.dtype.startswith(FLOATING)}
+            direct = {int(self.owner[birth]) for birth in births if birth >= 0} - {call, -1}
+            return frozenset(direct.union(*(writers(other) for other in direct if other < call)))
+
+        sensitive = np.isin(kernel_families(self.graph), [COMPONENTS.index(name) for name in BY_CONTENTS])
+        readers = np.unique(self.call[sensitive & (self.call >= 0)]).tolist()
+        return {reader: set(found) for reader in readers if (found := writers(reader))}
 
     def ms(self, part: PartRecord, *settings: Mapping[str, float]) -> list[float]:
         """What a part takes alone in some settings, on a host that is not profiled."""
