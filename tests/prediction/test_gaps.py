@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 import foretrace as ft
+from foretrace.analysis.report import IdleRow
 from foretrace.graph import Graph, Job, OpTable, Span, Tensor
 from foretrace.graph.tables import ANNOTATION
 from foretrace.platform.platform import Platform
 from foretrace.prediction.predict import predict_on_own_machine, predict_on_platform
+from foretrace.report.step import step_facts
 from tests.analysis.builders import Call, launch, rank
 from tests.analysis.test_idle import LOADER, step
 from tests.narrowing import present
@@ -160,3 +162,14 @@ def test_idle_time_with_launched_work_is_not_in_a_forecast_and_that_is_said() ->
 
     assert any(note.startswith("5.0 ms in which the measured device idled") for note in priced(late(5000.0)).notes)
     assert not any("idled" in note for note in priced(late(5.0)).notes)
+
+
+def gaps_fact(report: ft.StepReport) -> str:
+    return next(said for name, _, said in step_facts(report) if name == "gaps")
+
+
+def test_gaps_of_several_threads_may_be_longer_than_the_step_and_say_so() -> None:
+    report = ft.StepReport(platform="h200", step_ms=10.0, carried=[IdleRow("pause", "aten::view", 25.0, 1.0)])
+    assert "on several threads at once" in gaps_fact(report)
+    report.step_ms = 30.0
+    assert "threads" not in gaps_fact(report)

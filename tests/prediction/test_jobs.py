@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from foretrace.prediction.overrides import RankOverrides
 from foretrace.prediction.predict import predict_on_own_machine, predict_on_platform
 from foretrace.prediction.scaling import at_world
 from tests.analysis.builders import Call, Orphan, all_reduce, job, launch, rank, sync, wait_event
+from tests.narrowing import present
 
 TAKES = 30.0
 """Microseconds of a collective on the fabric below, whatever its size."""
@@ -326,3 +328,8 @@ def test_one_rank_of_a_job_and_the_job_agree(platform: Any) -> None:
     assert one.step_ms == pytest.approx(all_of_them.step_ms)
     assert one.kernel_ms == pytest.approx(all_of_them.kernel_ms, rel=1e-3)
     assert one.step_ms_back_to_back == pytest.approx(all_of_them.step_ms_back_to_back)
+
+
+def test_from_step_to_step_a_job_takes_no_longer_than_with_a_sync_in_between(shared: Path) -> None:
+    done = predict(load_traces(shared / "public" / "wild" / "sglang_decode_8xB200"), on="h200")
+    assert 0.9 * done.step_ms < present(done.step_ms_back_to_back) <= done.step_ms

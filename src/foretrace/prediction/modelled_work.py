@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 MAX_NAMED_OPS, MAX_NAMED_KERNELS = 5, 3
 """How many ops or kernels a note names."""
+MAX_NAME = 60
+"""Letters of a kernel's name in a note: those of generated kernels list all their settings."""
 NOTED_SHARE = 0.01
 """Share of the device time above which a note says that recorded kernels stand in."""
 NOTED_LEFT_OUT = 0.15
@@ -254,5 +256,6 @@ def _longest(calls: Graph, which: NDArray[np.bool_]) -> str:
 
 
 def _bare(kernel: str) -> str:
-    """A kernel's name without what it returns, takes and is made for."""
-    return (re.split("[<(]", kernel.replace("(anonymous namespace)::", ""))[0].split() or [kernel])[-1]
+    """A kernel's name without what it returns, takes and is made for, as long as can be read."""
+    name = (re.split("[<(]", kernel.replace("(anonymous namespace)::", ""))[0].split() or [kernel])[-1]
+    return name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 1]}…"

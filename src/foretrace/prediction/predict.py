@@ -105,6 +105,13 @@ def predict_on_own_machine(
     return report
 
 
+def _no_longer(period_ms: float | None, span_ms: float) -> float | None:
+    """From step to step it takes no longer than with a sync in between, though ranks that drift apart over several
+    simulated steps, and spin while they wait, may seem to.
+    """
+    return None if period_ms is None else min(period_ms, span_ms)
+
+
 def _add_period(report: StepReport, job: Job, done: SimulatedJob, changed: bool) -> None:
     """The step time of a measured job whose trace marks steps: how long a host takes for one, or as long as it takes
     from step to step where the same is done again and again, whichever is longer.
@@ -113,7 +120,7 @@ def _add_period(report: StepReport, job: Job, done: SimulatedJob, changed: bool)
     by how much later some ranks begin. A trace that marks no steps is taken as one step from end to end.
     """
     report.span_ms = report.step_ms
-    report.step_ms_back_to_back = measured_period_ms(done)
+    report.step_ms_back_to_back = _no_longer(measured_period_ms(done), report.span_ms)
     if not all(graph.steps for graph in job.graphs):
         return
     begins = [float(cut.start.min()) for cut in done.segments]
@@ -170,9 +177,8 @@ def predict_on_platform(
         from foretrace.prediction.gaps import carried_rows
 
         report.carried = carried_rows([rank.step.gaps for rank in ranks])
-    report.step_ms_back_to_back = back_to_back_ms(
-        ranks, done.matches, done.transfers.typical, platform.device, overrides.slow_host
-    )
+    period = back_to_back_ms(ranks, done.matches, done.transfers.typical, platform.device, overrides.slow_host)
+    report.step_ms_back_to_back = _no_longer(period, report.step_ms)
     done_by_rank = [totals(rank.dispatched.calls, rank.step, platform.device) for rank in ranks]
     add_rates(report, done_by_rank)
     add_power(report, done_by_rank, platform.device)
@@ -283,7 +289,7 @@ def step_figures(
         ) from None
     step_ms = timeline.span / 1e3
     next_ms = back_to_back_ms(ranks, matches, transfers.typical, platform.device)
-    next_ms = step_ms if next_ms is None else next_ms
+    next_ms = step_ms if next_ms is None else min(next_ms, step_ms)
     device_ms = float(np.mean([rank.step.work.typical.sum() for rank in ranks])) / 1e3
     done = [totals(rank.dispatched.calls, rank.step, platform.device) for rank in ranks]
     drawn = sustained_draw(PowerModel.of(platform.device), done, next_ms, min(next_ms, device_ms))

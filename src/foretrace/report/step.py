@@ -159,8 +159,9 @@ def _predicted_facts(report: StepReport) -> Iterator[Fact]:
         yield "next", f"{ms(report.step_ms_back_to_back)} ms", "from step to step, without a sync in between"
     if report.carried:
         largest, spent = report.carried[0], sum(row.ms for row in report.carried)
-        mostly = f"of measured host time that no model covers, mostly {largest.cause}; --drop-gaps leaves it out"
-        yield "gaps", f"{ms(spent)} ms", mostly
+        several = ", on several threads at once" if spent > report.step_ms else ""
+        mostly = f"of measured host time that no model covers, mostly {largest.cause}{several}"
+        yield "gaps", f"{ms(spent)} ms", f"{mostly}; --drop-gaps leaves it out"
     if report.kernels:
         named = ", ".join(f"{row.name} {percent(row.share)}" for row in report.by_family[:FAMILIES_NAMED])
         more = ", …" if len(report.by_family) > FAMILIES_NAMED else ""
