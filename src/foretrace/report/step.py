@@ -98,10 +98,13 @@ def step_list_blocks(steps: StepList, top: int | None) -> Blocks:
     cells = [[cell(row) for cell in columns.values()] for row in steps.steps]
     yield table("Steps, each of the rank that takes longest", list(columns), cells)
     for row in slow:
-        named = ((more, *name.partition(": ")) for name, more in row.differs.items())
+        longer = row.ms - steps.median_ms
+        named = [(more, *name.partition(": ")) for name, more in row.differs.items()]
+        if abs(rest := longer - sum(row.differs.values())) > 0.01 * longer:
+            named.append((rest, "the rest", "", ""))
         rows = [[signed_ms(more), what, short_name(name)] for more, what, _, name in named]
-        if rows:
-            title = f"{row.step}: {ms(row.ms - steps.median_ms)} ms longer than the median step, which adds up from"
+        if row.differs:
+            title = f"{row.step}: {ms(longer)} ms longer than the median step, which adds up from"
             yield table(title, ["ms", "<what", "<name…"], rows, top)
     if steps.notes:
         yield from note_lines(steps.notes)
