@@ -75,6 +75,18 @@ def test_a_setting_that_always_fails_is_given_up() -> None:
     assert sum("autocast=bf16" in plan for plan in tried) <= 4 and search.ranked()
 
 
+def test_a_setting_whose_first_plan_fails_because_of_another_one_is_tried_without_that() -> None:
+    def simulate(plan: Choice) -> Point:
+        return Point(list(plan), "h200", error="no") if "sharded=on" in plan else made_up(plan)
+
+    factors = [factor for factor in FACTORS if factor.name != "shards"]
+    factors[0] = Factor("layout", [("data=16",), ("data=8", "tensor=2", "sharded=on"), ("data=8", "tensor=2")])
+    job = Job([sketched(gpt)])
+    search = Search(job, load_platform("h200"), 16, lambda plans, _: [simulate(p) for p in plans], factors=factors)
+    search.run()
+    assert any("tensor=2" in plan and point.next_ms for plan, point in search.points.items())
+
+
 def test_plans_whose_bound_is_above_the_best_are_never_tried() -> None:
     search, _ = searched(made_up)
     best = search._best_us()
@@ -104,6 +116,6 @@ def test_few_blocks_tell_of_many() -> None:
 
 def test_the_model_knows_what_it_was_given_and_doubts_what_is_far() -> None:
     known = np.array([[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]])
-    model = SettingsModel(known)
-    means, spreads = model.predicted(np.array([1.0, 2.0]), np.array([[1.0, 1.0, 0.0], [1.0, 1.0, 1.0]]))
+    model = SettingsModel(known, np.array([1.0, 2.0]))
+    means, spreads = model.predicted(np.array([[1.0, 1.0, 0.0], [1.0, 1.0, 1.0]]))
     assert means[0] == pytest.approx(2.0, abs=0.01) and spreads[0] < 0.02 < spreads[1]

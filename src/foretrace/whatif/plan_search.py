@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from foretrace.platform.platform import Platform
 from foretrace.prediction.fabric_choice import choose_fabric
 from foretrace.prediction.memory import COMMUNICATOR_BYTES, CONTEXT_BYTES
 from foretrace.transforms.blocks import repeated_blocks
+from foretrace.transforms.resize.batch_sequence import batch_size
 from foretrace.whatif.changes import EditedJob
 from foretrace.whatif.plans import (
     Choice,
@@ -43,15 +45,17 @@ from foretrace.whatif.sweep import Subject, Swept
 MAX_SHARE = 0.05
 """Of the plans, how many are simulated at most; never fewer than `FEWEST`."""
 FEWEST = 40
-PATIENCE, MOST_PATIENCE = 0.4, 40
+PATIENCE, MOST_PATIENCE = 0.6, 40
 """Of the plans that may be simulated, how many in a row that are no better end the search; and at most."""
 TRIES = 2
 """Plans with a setting that have to fail, and no other to succeed, before it is given up."""
 MIN_GAIN = 1e-4
 """Expected gain, in logarithms, below which no plan is worth a simulation."""
-SETTING_SPREAD, PLAN_SPREAD, NOISE = 1.0, 0.3, 0.01
-"""Prior standard deviations of logarithms: what a setting changes, what a combination of settings does besides, and how
-far a simulation is off."""
+SPREADS = tuple(product((0.2, 0.5, 1.0), (0.03, 0.1, 0.2), (0.1, 0.3)))
+"""Prior standard deviations of logarithms that are tried: what a setting changes, what two of them do together, and
+what all of them do besides."""
+NOISE = 0.01
+"""How far a simulation is off, as a standard deviation."""
 ALIKE = 4.0
 """Number of settings by which plans may differ and still tell much of each other."""
 MIN_BLOCKS = 12
@@ -144,22 +148,37 @@ Flags = npt.NDArray[np.bool_]
 
 
 class SettingsModel:
-    """A Gaussian process over settings: each has an effect, and plans with many in common deviate alike."""
+    """A Gaussian process over settings: each has an effect, pairs have one, and plans with many in common deviate alike.
 
-    def __init__(self, known: Floats) -> None:
-        self._known = known
-        self._inverse = np.linalg.inv(self._covariance(known, known) + NOISE**2 * np.eye(len(known)))
+    How large these are is what makes the known values most likely, among a few combinations.
+    """
 
-    def _covariance(self, some: Floats, others: Floats) -> Floats:
-        shared = some @ others.T
-        off = some.sum(axis=1)[:, None] + others.sum(axis=1)[None] - 2 * shared
-        return np.asarray(SETTING_SPREAD**2 * shared + PLAN_SPREAD**2 * np.exp(-off / ALIKE))
+    def __init__(self, known: Floats, values: Floats) -> None:
+        self._known, self._mean = known, float(values.mean())
+        off = values - self._mean
+        likely = -np.inf
+        for spreads in SPREADS:
+            covariance = _covariance(known, known, spreads) + NOISE**2 * np.eye(len(known))
+            factor = np.linalg.cholesky(covariance)
+            fitted = np.linalg.solve(covariance, off)
+            evidence = -0.5 * off @ fitted - np.log(np.diag(factor)).sum()
+            if evidence > likely:
+                likely, self._spreads, self._weights, self._inverse = evidence, spreads, fitted, np.linalg.inv(covariance)
 
-    def predicted(self, values: Floats, asked: Floats) -> tuple[Floats, Floats]:
-        """Mean and standard deviation for what is asked, given the values of what is known."""
-        mean, near = values.mean(), self._covariance(asked, self._known)
-        spread = SETTING_SPREAD**2 * asked.sum(axis=1) + PLAN_SPREAD**2 - ((near @ self._inverse) * near).sum(axis=1)
-        return mean + near @ self._inverse @ (values - mean), np.sqrt(np.maximum(spread, NOISE**2))
+    def predicted(self, asked: Floats) -> tuple[Floats, Floats]:
+        """Mean and standard deviation for what is asked."""
+        near, count = _covariance(asked, self._known, self._spreads), asked.sum(axis=1)
+        setting, pair, plan = (spread**2 for spread in self._spreads)
+        prior = setting * count + pair * count * (count - 1) / 2 + plan
+        left = prior - ((near @ self._inverse) * near).sum(axis=1)
+        return self._mean + near @ self._weights, np.sqrt(np.maximum(left, NOISE**2))
+
+
+def _covariance(some: Floats, others: Floats, spreads: tuple[float, float, float]) -> Floats:
+    setting, pair, plan = (spread**2 for spread in spreads)
+    shared = some @ others.T
+    off = some.sum(axis=1)[:, None] + others.sum(axis=1)[None] - 2 * shared
+    return np.asarray(setting * shared + pair * shared * (shared - 1) / 2 + plan * np.exp(-off / ALIKE))
 
 
 def normal_density(x: Floats) -> Floats:
@@ -201,7 +220,10 @@ class Search:
         self.points: dict[Choice, Point] = {}
         self.whole: set[Choice] = set()
         """Those that were simulated with all blocks."""
-        self._features = features_of(self.space)
+        batch = None
+        with suppress(ForetraceError):
+            batch = batch_size(job.graphs[0])
+        self._features = features_of(self.space, batch)
         self._place = {plan: place for place, plan in enumerate(self.space)}
         fabric = where.fabric
         if fabric is None and world > 1 and job.world == 1:
@@ -209,6 +231,7 @@ class Search:
                 fabric, _ = choose_fabric(None, None, where.device.matches, world, gpus_per_node)
         self.bounds = PlanBounds(job, where, fabric, gpus_per_node)
         self._sample_us = np.array([self.bounds.sample_us(plan, world) for plan in self.space])
+        self._likely_bytes = np.array([max(self.bounds.likely_bytes(plan), 1.0) for plan in self.space])
         self._possible = np.array([self.bounds.nbytes(plan) <= self._available(plan) for plan in self.space], bool)
         self.pruned = int((~self._possible).sum())
 
@@ -219,7 +242,7 @@ class Search:
 
     def run(self, end: float | None = None, say: Callable[[str], None] = lambda text: None) -> None:
         """Simulate plans until no better one is likely, or the time is up."""
-        most = max(round(MAX_SHARE * len(self.space)), FEWEST)
+        most = max(math.ceil(MAX_SHARE * len(self.space)) - 1, FEWEST)
         patience = min(PATIENCE * most, MOST_PATIENCE)
         first, since = self._first_plans(), 0
         while len(self.points) < most and since < patience and (end is None or time.monotonic() < end):
@@ -230,7 +253,7 @@ class Search:
             say(f"plan {len(self.points) + 1:,} of at most {most:,}, {len(self.space):,} in all{self._so_far()}")
             self._try(chosen, False)
             if first:
-                first = first[self._at_once :]
+                first = first[self._at_once :] or self._first_plans()
             elif self._best_us() < best * (1 - 1e-4):
                 since = 0
             else:
@@ -277,16 +300,29 @@ class Search:
                 self.whole.add(plan)
 
     def _first_plans(self) -> list[Choice]:
-        """The first possible plan, and for each setting the plan that has it and else differs least from that one."""
+        """The first possible plan, and for each setting the plan that has it and else differs least from that one.
+
+        A setting whose plan failed has another one, without what else failed.
+        """
         if not len(self.space):
             return []
+        tried = np.array([self._place[plan] for plan in self.points], int)
+        wrong = np.array([point.next_ms is None for point in self.points.values()], bool)
+        failed, made = (self._features[tried[which]].sum(axis=0) for which in (wrong, ~wrong))
         base = int(np.argmax(self._possible))
-        found = {base: None}
+        sure = [base, *tried[~wrong].tolist()]
+        found = dict.fromkeys(sure)
         off = np.abs(self._features - self._features[base]).sum(axis=1) + 100.0 * ~self._possible
+        off += 20.0 * self._features @ ((failed > 0) & (made == 0))
+        off[tried] = np.inf
         for column in range(1, self._features.shape[1]):
             for value in (0.0, 1.0):
-                if not any(self._features[place, column] == value for place in found):
-                    found[int(np.argmin(off + 1e3 * (self._features[:, column] != value)))] = None
+                has = self._features[:, column] == value
+                if has[sure if failed[column] else list(found)].any() or (value and failed[column] >= TRIES):
+                    continue
+                place = int(np.argmin(off + 1e3 * ~has))
+                if has[place] and np.isfinite(off[place]):
+                    found[place] = None
         chosen = [self.space[place] for place in found if self.space[place] not in self.points]
         return sorted(chosen, key=_effort)  # those that take long come last: the time may be up before
 
@@ -300,12 +336,14 @@ class Search:
         left = np.flatnonzero(open_)
         if not len(left) or not known:
             return [self.space[place] for place in left[:count]]
-        model = SettingsModel(self._features[[self._place[plan] for plan in known]])
-        sizes, spread = model.predicted(np.log([float(self._held(plan) or 1) for plan in known]), self._features[left])
+        places = [self._place[plan] for plan in known]
+        held = np.log([float(self._held(plan) or 1) for plan in known])
+        sizes, spread = self._learned(held, np.log(self._likely_bytes), places, left)
         limits = np.log([self._available(self.space[place]) for place in left])
         fitting = normal_cdf((limits - sizes) / spread)
-        times, spread = model.predicted(np.log([self._us(plan) for plan in known]), self._features[left])
-        times = np.maximum(times, np.log(np.maximum(self._sample_us[left], 1e-9)))
+        least = np.log(np.maximum(self._sample_us, 1e-9))
+        times, spread = self._learned(np.log([self._us(plan) for plan in known]), least, places, left)
+        times = np.maximum(times, least[left])
         if not np.isfinite(best):  # nothing fits yet: what most likely does, the fastest of it
             gains = fitting * np.exp(-(times - times.min()))
         else:
@@ -313,6 +351,13 @@ class Search:
             gains = fitting * (ahead * normal_cdf(ahead / spread) + spread * normal_density(ahead / spread))
         order = np.argsort(-gains, kind="stable")[:count]
         return [self.space[place] for place in left[order[gains[order] > MIN_GAIN * np.isfinite(best)]]]
+
+    def _learned(
+        self, values: Floats, guesses: Floats, known: list[int], asked: npt.NDArray[np.intp]
+    ) -> tuple[Floats, Floats]:
+        """Mean and standard deviation of what is asked: the guess, and what guesses were off where it is known."""
+        off, spread = SettingsModel(self._features[known], values - guesses[known]).predicted(self._features[asked])
+        return guesses[asked] + off, spread
 
     def _refused(self) -> Flags:
         """Plans with a setting that none could be simulated with, of several that were tried."""

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from foretrace.analysis.dispatched import dispatched_calls
+from foretrace.analysis.memory import peak_memory
 from foretrace.cost_models.collectives.pricing import price_collective
 from foretrace.errors import ForetraceError
 from foretrace.graph import Job, Op
@@ -229,6 +230,7 @@ class PlanBounds:
     def __init__(self, job: Job, where: Platform, fabric: Fabric | None, gpus_per_node: int | None = None) -> None:
         self._device, self._fabric, self._per_node = where.device, fabric, gpus_per_node
         self._peak_us, self._recomputed_us, self._weights, self._gradients, self._held = 0.0, 0.0, 0, 0, 0
+        self._full, self._activations, self._blocks = 1.0, 0, 1
         self._half = False
         self._rate = cache(self._least_us_per_byte)
         with suppress(ForetraceError):
@@ -248,6 +250,9 @@ class PlanBounds:
             self._gradients = sum(gradient.tensor.nbytes for gradient in weights.gradients)
             self._weights = sum(weight.nbytes for weight in weights.weights.values())
             self._held = _preexisting_bytes(ops)
+            self._full = sum(4 * weight.numel for weight in weights.weights.values()) / max(self._weights, 1)
+            self._activations = max((peak_memory(job.graphs[0]) or 0) - self._held - self._gradients, 0)
+            self._blocks = max(len(all_repeated_blocks(ops)), 1)
 
     _batch: int | None = None
     _slower: float = 1.0
@@ -290,13 +295,26 @@ class PlanBounds:
         given = settings(changes)
         shards = int(given.get("data", 1))
         states = max(self._held - self._weights, 0)
+        kept = self._full if "mixed" in given else 0.5 if "dtype" in given else 1.0  # of what is in shards
+        weights = self._weights * (0.5 if "dtype" in given else 1.0)
         if "sharded" in given:
-            held = (self._weights + self._gradients + states) / shards
+            held = (self._weights + self._gradients + states) * kept / shards
         elif "zero1" in given:
-            held = self._weights + (self._gradients + states) / shards
+            master = self._weights if "mixed" in given else 0
+            held = weights + (master + self._gradients + states) * kept / shards
         else:
-            held = self._weights + self._gradients + states
-        return held / (int(given.get("tensor", 1)) * int(given.get("pipeline", 1))) * (0.5 if "dtype" in given else 1.0)
+            held = (self._weights + self._gradients + states) * kept
+        return held / (int(given.get("tensor", 1)) * int(given.get("pipeline", 1)))
+
+    def likely_bytes(self, changes: Choice) -> float:
+        """Bytes on the fullest GPU with activations, roughly: what the search starts from, and then corrects."""
+        given = settings(changes)
+        tensor, stages, parts = (int(given.get(name, 1)) for name in ("tensor", "pipeline", "microbatches"))
+        batch = int(given.get("batch", self._batch or 1)) / (self._batch or 1)
+        kept = {"": 1.0, "*": 1 / self._blocks}.get(given.get("checkpoint", ""), 0.5)
+        in_flight = min(stages, parts) / parts / stages / tensor
+        half = 0.5 if {"dtype", "autocast"} & given.keys() else 1.0
+        return self.nbytes(changes) + self._activations * batch * kept * in_flight * half
 
 
 def _recomputed(ops: Sequence[Op], flops: dict[int, float]) -> float:
@@ -323,21 +341,40 @@ def _preexisting_bytes(ops: Sequence[Op]) -> int:
     return sum(sizes.values())
 
 
-def features_of(plans: Sequence[Choice]) -> Floats:
-    """A row of zeros and ones for each plan: what it sets to what. Microbatches count by stage; data follows."""
+def features_of(plans: Sequence[Choice], batch: int | None = None) -> Floats:
+    """A row of zeros and ones for each plan: what it sets to what; of a number, what it is as large as or larger.
+
+    Microbatches count by stage, and data parallel ranks follow from the others. The batch of a plan that sets none is
+    the given one.
+    """
     each = []
     for plan in plans:
         given = settings(plan)
         given.pop("data", None)
         if "microbatches" in given:
             given["microbatches"] = str(int(given["microbatches"]) // int(given.get("pipeline", 1)))
-        each.append(frozenset(given.items()))
-    common = frozenset.intersection(*each) if each else frozenset()
-    columns = {item: place for place, item in enumerate(sorted({item for one in each for item in one} - common), 1)}
+        if batch is not None:
+            given.setdefault("batch", str(batch))
+        each.append(given)
+    steps = {
+        name: sorted({int(value) for given in each if (value := given.get(name, "")).isdecimal()})
+        for name in sorted({name for given in each for name in given})
+    }
+    rows = [
+        {
+            (name, at_most)
+            for name, value in given.items()
+            for at_most in ([n for n in steps[name] if n <= int(value)] if value.isdecimal() else [value])
+        }
+        for given in each
+    ]
+    common = set.intersection(*rows) if rows else set()
+    every = sorted({item for row in rows for item in row} - common, key=str)
+    columns = {item: place for place, item in enumerate(every, 1)}
     found = np.zeros((len(plans), len(columns) + 1))
     found[:, 0] = 1.0
-    for row, items in enumerate(each):
-        found[row, [columns[item] for item in items if item in columns]] = 1.0
+    for place, items in enumerate(rows):
+        found[place, [columns[item] for item in items if item in columns]] = 1.0
     return found
 
 
