@@ -108,9 +108,7 @@ def test_few_blocks_tell_of_many() -> None:
     ]:
         assert simulator.depths(plan) is not None
         whole, guess = simulator.whole(plan), simulator.extrapolated(plan)
-        # A call takes the host longer in a larger step, up to 500 calls: few blocks have fewer. Plans that are listed
-        # are simulated as they are.
-        assert guess.next_ms == pytest.approx(whole.next_ms, rel=0.08)
+        assert guess.next_ms == pytest.approx(whole.next_ms, rel=0.02)
         assert guess.memory_bytes == pytest.approx(whole.memory_bytes, rel=0.02)
 
 

@@ -72,6 +72,9 @@ class Platform:
     """How times of the kernel models are scaled to the device, where they were fitted on another one."""
     stack: Stack | None = None
     """The software that it is taken to run, where that is not the calibration's own."""
+    step_share: float = 1.0
+    """How much of a model the priced steps are: calls of a large model take longer, where few of its blocks are priced
+    too."""
 
     @property
     def models(self) -> Path:

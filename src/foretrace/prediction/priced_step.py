@@ -137,7 +137,7 @@ def price_step(
         host, eager, inside, more = _with_programs(graph, step, host, work, platform)
         notes = [*notes, *more]
     if not platform.device.runs_on_host:
-        host = of_large_step(host, eager & (calls.ops.phase != PHASES.index("optimizer")))
+        host = of_large_step(host, eager & (calls.ops.phase != PHASES.index("optimizer")), platform.step_share)
     durations = _durations(host, _timed_whole(work, platform))
     gaps = None
     measured = len(graph.kernels) > 0 or bool(graph.host_gaps)

@@ -84,7 +84,8 @@ class Simulator:
                 # Of the one with the fewest blocks that has enough: the fewer there are to remove, the faster.
                 base = self._jobs[min((n for n in self._jobs if n > blocks), default=0)]
                 self._jobs[blocks] = EditedJob(base).by(as_changes([f"depth={blocks}"]))
-            subject = Subject(self._jobs[blocks], (self._on,), self._fabric, self._per_node)
+            share = blocks / self._blocks if blocks else 1.0
+            subject = Subject(self._jobs[blocks], (self._on,), self._fabric, self._per_node, share=share)
             self._swept[blocks] = Swept(subject)
         (point,) = self._swept[blocks].points(as_changes(changes), [self._on])
         return point
@@ -148,7 +149,7 @@ Flags = npt.NDArray[np.bool_]
 
 
 class SettingsModel:
-    """A Gaussian process over settings: each has an effect, pairs have one, and plans with many in common deviate alike.
+    """A Gaussian process over settings: each has an effect, so have pairs, and plans with many in common deviate alike.
 
     How large these are is what makes the known values most likely, among a few combinations.
     """
@@ -163,7 +164,12 @@ class SettingsModel:
             fitted = np.linalg.solve(covariance, off)
             evidence = -0.5 * off @ fitted - np.log(np.diag(factor)).sum()
             if evidence > likely:
-                likely, self._spreads, self._weights, self._inverse = evidence, spreads, fitted, np.linalg.inv(covariance)
+                likely, self._spreads, self._weights, self._inverse = (
+                    evidence,
+                    spreads,
+                    fitted,
+                    np.linalg.inv(covariance),
+                )
 
     def predicted(self, asked: Floats) -> tuple[Floats, Floats]:
         """Mean and standard deviation for what is asked."""

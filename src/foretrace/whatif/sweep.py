@@ -230,6 +230,8 @@ class Subject(NamedTuple):
     """Digest of the files at a path; empty where it is not compared."""
     drop_gaps: bool = False
     """Whether measured host time that no model covers is left out."""
+    share: float = 1.0
+    """How much of a model it is, where some blocks were left out."""
 
     def sketched(self) -> Subject:
         """The subject with its script sketched into a job; itself where it is no script."""
@@ -247,8 +249,11 @@ class Subject(NamedTuple):
         return (self if isinstance(self.what, (Graph, Job)) else self._replace(digest=digest)), keys
 
     def platforms(self) -> dict[str, Platform]:
-        """The platforms, with the fabric."""
-        return {name: load_platform(name, fabric=self.fabric) for name in self.on}
+        """The platforms, with the fabric; hosts take for a part of a model what they take for it in the whole."""
+        found = {name: load_platform(name, fabric=self.fabric) for name in self.on}
+        if self.share == 1.0:
+            return found
+        return {name: replace(one, step_share=self.share) for name, one in found.items()}
 
 
 class Swept:

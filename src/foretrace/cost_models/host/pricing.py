@@ -94,10 +94,11 @@ def price_host(graph: Graph, rows: Ints, launches: Ints, host: Host) -> HostCost
     )
 
 
-def of_large_step(host: HostCosts, eager: NDArray[np.bool_]) -> HostCosts:
+def of_large_step(host: HostCosts, eager: NDArray[np.bool_], share: float = 1.0) -> HostCosts:
     """Host costs of the calls in a step of so many calls: a large model takes longer than they do one by one.
 
-    ``eager`` are the model's calls that no compiled program and no CUDA graph makes: only these take longer.
+    ``eager`` are the model's calls that no compiled program and no CUDA graph makes: only these take longer. ``share``
+    is how much of the model they are, where only some of its blocks are priced.
 
     >>> eager = np.ones(325, bool)
     >>> alone = HostCosts(*[np.full(325, 10.0)] * 8, common=0.1)
@@ -105,7 +106,8 @@ def of_large_step(host: HostCosts, eager: NDArray[np.bool_]) -> HostCosts:
     >>> large.before[0].round(3).item(), large.launch[0].item()
     (11.0, 10.0)
     """
-    factor = np.where(eager, np.interp(eager.sum(), (SMALL_STEP, LARGE_STEP), (1.0, host.large_step)), 1.0)
+    longer = np.interp(eager.sum() / share, (SMALL_STEP, LARGE_STEP), (1.0, host.large_step))
+    factor = np.where(eager, longer, 1.0)
     return replace(
         host,
         before=factor * host.before,
