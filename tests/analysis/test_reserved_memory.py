@@ -66,3 +66,34 @@ def test_a_limit_says_which_op_failed_and_what_it_asked_for() -> None:
 
 def test_a_source_that_says_nothing_of_memory_reserves_nothing_known() -> None:
     assert simulate_memory([step()]) is None
+
+
+def _alone(op: Op, made: Storage, limit: int | None = None) -> ReservedMemory:
+    """A call over a weight of 40 MiB."""
+    found = simulate_memory([Graph(OpTable.of([op]), storages={0: WEIGHT, 1: made})], limit=limit)
+    assert found is not None
+    return found
+
+
+def test_sums_of_long_columns_take_memory_for_the_partial_sums_of_thread_blocks() -> None:
+    rows = Tensor((25600, 256), "float32", "cuda:0", stride=(256, 1))
+    made = Storage(1, 4 * MIB, "cuda:0", birth=0)
+    assert _alone(Op("aten::sum", (rows, [0], True)), made).allocated == (40 + 4 + 50) * MIB  # as an H200 has it
+    assert _alone(Op("aten::sum", (rows, [1], True)), made).allocated == (40 + 4) * MIB
+
+
+def test_a_convolution_does_without_a_workspace_that_does_not_fit() -> None:
+    image, weight = Tensor((16, 64, 64, 64), "float32", "cuda:0"), Tensor((64, 64, 3, 3), "float32", "cuda:0")
+    made = Storage(1, 16 * MIB, "cuda:0", birth=0)
+    call = Op("aten::convolution", (image, weight))
+    assert _alone(call, made).allocated > (40 + 16 + 16) * MIB
+    tight = _alone(call, made, limit=62 * MIB)
+    assert tight.failed_at is None and tight.allocated == (40 + 16) * MIB
+
+
+def test_a_recurrent_layer_has_its_gates_before_what_it_returns() -> None:
+    given = Tensor((64, 128, 1024), "float32", "cuda:0")
+    weights = [Tensor(shape, "float32", "cuda:0") for shape in ((4096, 1024), (4096, 1024), (4096,), (4096,))]
+    made = Storage(1, 64 * MIB, "cuda:0", birth=0)
+    found = _alone(Op("aten::_cudnn_rnn", (given, weights)), made)
+    assert found.allocated == (40 + 128 + 64) * MIB

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from foretrace.analysis.memory import TEMPORARY, on_device, storage_kinds
-from foretrace.analysis.temporaries import inside_ops
+from foretrace.analysis.temporaries import EARLY, OPTIONAL, inside_ops
 from foretrace.graph import Graph
 from foretrace.graph.tables import Longs, StorageTable
 from foretrace.simulation.caching_allocator import AllocatorSettings, Block, CachingAllocator, OutOfMemoryError
@@ -133,6 +133,10 @@ class _Step:
     births: dict[int, list[int]]
     deaths: dict[int, list[int]]
     inside: dict[int, int]
+    optional: set[int]
+    """Rows that do without what they would allocate inside, where there is no memory for it."""
+    early: set[int]
+    """Rows that allocate it before their results."""
 
     @classmethod
     def of(cls, graph: Graph) -> _Step:
@@ -160,6 +164,8 @@ class _Step:
             births=births,
             deaths=deaths,
             inside={row: int(inside[row]) for row in rows},
+            optional={row for row in rows if graph.ops[row].name in OPTIONAL},
+            early={row for row in rows if graph.ops[row].name in EARLY},
         )
 
     def number(self, index: int) -> int:
@@ -214,11 +220,22 @@ class _Run:
             for workspace in workspaces:
                 if workspace.row == self.row:
                     self._allocate(workspace.nbytes, workspace.stream, WORKSPACES)
+            early = self._allocate(step.inside[self.row], 0, TEMPORARY) if self.row in step.early else None
             for index in step.births.get(self.row, ()):
                 living[index] = self._of_storage(step, index)
-            if self.row in step.inside:
-                self._free(self._allocate(step.inside[self.row], 0, TEMPORARY), TEMPORARY)
+            if early:
+                self._free(early, TEMPORARY)
+            elif self.row in step.inside:
+                self._while_running(step.inside[self.row], self.row in step.optional)
         self._left = [(block, step.kinds[index]) for index, block in living.items() if step.held.birth[index] >= 0]
+
+    def _while_running(self, nbytes: int, optional: bool) -> None:
+        """Allocate what a call holds only while it runs."""
+        try:
+            self._free(self._allocate(nbytes, 0, TEMPORARY), TEMPORARY)
+        except OutOfMemoryError:
+            if not optional:
+                raise
 
     def _from_before(self, step: _Step, first: bool) -> tuple[dict[int, Block], dict[int, list[int]]]:
         """Blocks that the step finds, and by row the storages from before it that are still to be made."""

@@ -130,6 +130,10 @@ def fullest_rank(needs: dict[int, MemoryNeed]) -> MemoryNeed | None:
     return max(needs.values(), key=lambda need: (need.reserved or 0, need.allocated), default=None)
 
 
+FUSED_GEMMS = ("aten::_transformer_encoder_layer_fwd", "aten::_native_multi_head_attention")
+"""Calls that multiply matrices among other things."""
+
+
 def gemm_workspaces(step: DispatchedCalls, device: Device) -> list[Workspace]:
     """The GEMM library's workspaces: for each stream, and for autograd's thread beside the main one."""
     if device.runs_on_host:
@@ -137,7 +141,7 @@ def gemm_workspaces(step: DispatchedCalls, device: Device) -> list[Workspace]:
     from foretrace.cost_models.kernels.families.gemm import Gemm
 
     ops = step.calls.ops
-    multiplies = np.flatnonzero(ops.names.matching(Gemm.ops.__contains__)[ops.name])
+    multiplies = np.flatnonzero(ops.names.matching({*Gemm.ops, *FUSED_GEMMS}.__contains__)[ops.name])
     backward = ops.phase == PHASES.index("backward")
     first: dict[tuple[int, bool], int] = {}
     for call in multiplies.tolist():
