@@ -1,7 +1,7 @@
 """Claim: `foretrace advise` finds a plan within 1 % of the best one that simulating every plan finds, and simulates
 fewer than 5 % of the plans.
 
-Twelve spaces of 1,184 to 1,860 plans: three steps (two residual MLPs and a GPT) for four GPUs of two kinds, with all of
+Twelve spaces of 1,296 to 2,040 plans: three steps (two residual MLPs and a GPT) for four GPUs of two kinds, with all of
 their memory and with so little that a fifth of the plans fit.
 
     PYTHONPATH=src:examples python -m benchmarks.claims.accuracy.advice --points FOLDER

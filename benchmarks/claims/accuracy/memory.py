@@ -83,12 +83,15 @@ def measured(folder: Path) -> Iterator[dict[str, Any]]:
     from benchmarks.lib.memory_steps import FRAGMENTING
     from foretrace.record.sketch.sketch import sketch
 
+    sketched: dict[str, list[Graph]] = {}
     for line in (folder / "memory.jsonl").read_text().splitlines():
         row = json.loads(line)
         name, setting, truth = row["step"], row["setting"], row["after"][-1]
         if name in FRAGMENTING:
-            steps = range(len(row["after"]) - 1)
-            graphs = [sketch(partial(_one_of, FRAGMENTING[name], number), device="cuda") for number in steps]
+            if name not in sketched:
+                steps = (partial(_one_of, FRAGMENTING[name], number) for number in range(len(row["after"]) - 1))
+                sketched[name] = [sketch(step, device="cuda") for step in steps]
+            graphs = sketched[name]
         else:
             path = folder / "sketches" / name
             if not path.exists():
