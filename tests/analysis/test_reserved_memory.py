@@ -2,6 +2,7 @@
 
 from foretrace.analysis.reserved_memory import FRAGMENTATION, WORKSPACES, ReservedMemory, Workspace, simulate_memory
 from foretrace.graph import Graph, Op, OpTable, Storage, Tensor
+from foretrace.graph.op import Value
 from foretrace.simulation.caching_allocator import MIB, AllocatorSettings
 
 WEIGHT = Storage(0, 40 * MIB, "cuda:0", held=True)
@@ -93,7 +94,9 @@ def test_a_convolution_does_without_a_workspace_that_does_not_fit() -> None:
 
 def test_a_recurrent_layer_has_its_gates_before_what_it_returns() -> None:
     given = Tensor((64, 128, 1024), "float32", "cuda:0")
-    weights = [Tensor(shape, "float32", "cuda:0") for shape in ((4096, 1024), (4096, 1024), (4096,), (4096,))]
+    weights: list[Value] = [
+        Tensor(shape, "float32", "cuda:0") for shape in ((4096, 1024), (4096, 1024), (4096,), (4096,))
+    ]
     made = Storage(1, 64 * MIB, "cuda:0", birth=0)
     found = _alone(Op("aten::_cudnn_rnn", (given, weights)), made)
     assert found.allocated == (40 + 128 + 64) * MIB

@@ -131,9 +131,9 @@ def _column_sums(op: Op) -> int:
     """
     given, *rest = op.args
     dims = rest[0] if rest and isinstance(rest[0], (list, tuple)) else ()
-    if not isinstance(given, Tensor) or not is_contiguous(given) or not all(isinstance(dim, int) for dim in dims):
+    if not isinstance(given, Tensor) or not given.shape or not is_contiguous(given):
         return 0
-    reduced = sorted(int(dim) % len(given.shape) for dim in dims)
+    reduced = sorted(dim % len(given.shape) for dim in dims if isinstance(dim, int))
     if not reduced or reduced != list(range(len(reduced))) or len(reduced) == len(given.shape):
         return 0  # rows are summed up by the threads of a block
     values, columns = prod(given.shape[: len(reduced)]), prod(given.shape[len(reduced) :])
