@@ -115,6 +115,21 @@ def test_published_jobs_are_shown(foretrace, shared, folder):
     assert "Critical path" in ran.out and "Communication" in ran.out
 
 
+def test_what_stragglers_cost_a_published_job_over_its_steps(foretrace, shared, tmp_path):
+    one = foretrace("show", shared / "public" / "megatron_tp8_8xA100", "--steps", "--json")
+    found = json.loads(one.out)["stragglers"]
+    assert [row["rank"] for row in found["by_worker"][:2]] == [0, 6] and 1.02 < found["slowdown"] < 1.1
+    page = tmp_path / "steps.html"
+    several = foretrace("show", shared / "public" / "wild" / "torchrec_4xV100", "--steps", "--html", page)
+    assert "4 workers, 3 steps" in several.out and '"kind":"heat"' in page.read_text()
+
+
+def test_a_page_of_steps_needs_several_ranks(foretrace, trace, tmp_path):
+    done = foretrace("show", trace, "--steps", "--html", tmp_path / "steps.html")
+    assert done.code == 2 and "where there are several ranks" in done.err
+    assert json.loads(foretrace("show", trace, "--steps", "--json").out)["stragglers"] is None
+
+
 def test_the_slow_hosts_of_the_megatron_job_are_named(foretrace, shared):
     assert "ranks 0 and 6 hold the others back" in foretrace("show", shared / "public" / "megatron_tp8_8xA100").out
 

@@ -10,7 +10,7 @@ import numpy as np
 from foretrace.analysis.breakdown import kernel_family, kernels_in
 from foretrace.analysis.host_time import busy_ms, host_segments
 from foretrace.analysis.idle import idle_rows
-from foretrace.analysis.report import bound_by, idle_by_cause, plain
+from foretrace.analysis.report import NotebookDocument, bound_by, idle_by_cause, plain
 from foretrace.errors import ForetraceError
 from foretrace.graph import Graph, Job
 from foretrace.graph.graph import cut_to_step
@@ -54,10 +54,13 @@ class StepList:
     median_ms: float
     steps: list[StepRow] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    stragglers: NotebookDocument | None = None
+    """Of a job of several ranks, what stragglers cost it over all steps."""
 
     def to_dict(self) -> dict[str, Any]:
         """The fields of ``foretrace show --steps --json``."""
-        return {f.name: plain(getattr(self, f.name)) for f in fields(self)}
+        stragglers = None if self.stragglers is None else self.stragglers.to_dict()
+        return {f.name: plain(getattr(self, f.name)) for f in fields(self)} | {"stragglers": stragglers}
 
 
 def list_steps(job: Job) -> StepList:

@@ -34,9 +34,18 @@ def show(
     if steps:
         from foretrace.analysis.steps import list_steps
 
-        if html is not None or step is not None:
-            raise typer.BadParameter("lists all steps: it goes with neither --html nor --step", param_hint="--steps")
-        show_result(list_steps(job), json, top=top)
+        if step is not None or (html is not None and len(job.graphs) < 2):
+            raise typer.BadParameter(
+                "lists all steps: it goes with --html where there are several ranks, and never with --step",
+                param_hint="--steps",
+            )
+        with working("comparing steps"):
+            listed = list_steps(job)
+            if len(job.graphs) > 1:
+                from foretrace.fleet.traced_stragglers import step_stragglers
+
+                listed.stragglers = step_stragglers(job, [row.step for row in listed.steps])
+        show_result(listed, json, html, top)
         return
     with working("measuring"):
         report = observe(job, step)

@@ -222,20 +222,23 @@ def straggler_blocks(job: StragglerReport, top: int | None) -> Blocks:
 def straggler_facts(job: StragglerReport) -> list[Fact]:
     """The most important figures of a job's stragglers."""
     slowest = ", ".join(map(str, job.slowest_workers))
+    took, ideal = (f"{each:.3f} s" if each >= 1 else f"{ms(each * 1e3)} ms" for each in (job.step_s, job.ideal_s))
+    last = ("M_S", percent(job.without_last_stage), f"of it goes away with an even last stage: {job.last_stage}")
     return [
-        ("step", f"{job.step_s:.3f} s", f"as logged; {job.ideal_s:.3f} s if all workers were equally fast"),
+        ("step", took, f"as logged; {ideal} if all workers were equally fast"),
         ("slowdown", f"{job.slowdown:.3f}", "times as long as that"),
         ("M_W", percent(job.without_workers), f"of it goes away if the slowest are as fast as others: rank {slowest}"),
-        ("M_S", percent(job.without_last_stage), f"of it goes away with an even last stage: {job.last_stage}"),
+        *([last] if job.by_stage else []),
     ]
 
 
 def straggler_tables(job: StragglerReport) -> list[tuple[str, list[tuple[str, float]]]]:
     """Slowdowns by what they come from, the largest first."""
-    workers = [(f"rank {row.rank} (stage {row.stage}, data {row.dp_rank})", row.slowdown) for row in job.by_worker]
+    places = {row.rank: f" (stage {row.stage}, data {row.dp_rank})" if job.by_stage else "" for row in job.by_worker}
+    stages = [(str(stage), ratio) for stage, ratio in job.by_stage.items()]
     return [
-        ("worker", workers),
-        ("stage", [(str(stage), ratio) for stage, ratio in job.by_stage.items()]),
+        ("worker", [(f"rank {row.rank}{places[row.rank]}", row.slowdown) for row in job.by_worker]),
+        *([("stage", stages)] if stages else []),
         ("kind of span", list(job.by_optype.items())),
     ]
 

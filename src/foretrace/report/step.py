@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from rich.console import RenderableType
 
@@ -34,6 +34,7 @@ from foretrace.report.terminal import Blocks, Fact, bar, fact_lines, note_lines,
 
 if TYPE_CHECKING:
     from foretrace.analysis.steps import StepList, StepRow
+    from foretrace.fleet.stragglers import StragglerReport
 
 T = TypeVar("T")
 
@@ -106,6 +107,10 @@ def step_list_blocks(steps: StepList, top: int | None) -> Blocks:
         if row.differs:
             title = f"{row.step}: {ms(longer)} ms longer than the median step, which adds up from"
             yield table(title, ["ms", "<what", "<name…"], rows, top)
+    if steps.stragglers is not None:
+        from foretrace.report.fleet import straggler_blocks
+
+        yield from straggler_blocks(cast("StragglerReport", steps.stragglers), top)
     if steps.notes:
         yield from note_lines(steps.notes)
 

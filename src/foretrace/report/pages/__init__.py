@@ -45,9 +45,9 @@ def page_of(result: Any) -> Page:
             from foretrace.report.fleet import fleet_page
 
             return fleet_page(result)
-        case "StragglerReport":
+        case "StragglerReport" | "StepList":
             from foretrace.report.fleet import straggler_page
 
-            return straggler_page(result)
+            return straggler_page(getattr(result, "stragglers", result))
         case other:
             raise TypeError(f"there is no page of a {other}")
