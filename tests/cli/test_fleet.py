@@ -37,7 +37,7 @@ def test_a_suite_is_chosen_written_and_held_against_the_fleet(foretrace, store, 
     out = tmp_path / "suite"
     made = json.loads(foretrace("fleet", "suite", store, "--out", out, "--size", 1, "--json").out)
     assert made["off"] == 0 and len(made["members"]) == len(list(out.glob("*/run.py"))) == 1
-    assert "still stands for the fleet" in foretrace("fleet", "drift", store, out).out
+    assert "still represents the fleet" in foretrace("fleet", "drift", store, out).out
     assert "is there already" in foretrace("fleet", "suite", store, "--out", out, "--size", 1).err
 
 

@@ -78,7 +78,7 @@ def test_a_job_is_asked_what_if(foretrace, script):
 def test_a_sweep_of_jobs_tells_what_it_left_out(foretrace, script):
     ran = foretrace("sweep", script, "--world", "4,8", "--set", "data=4", "--fabric", "h100-8x", "--workers", "1")
     assert ran.code == 0, ran.err
-    assert "data=4 makes 4 ranks, not 8" in ran.out and "joined by h100-8x" in ran.out and ": 1 point" in ran.out
+    assert "data=4 makes 4 ranks, not 8" in ran.out and "connected by h100-8x" in ran.out and ": 1 point" in ran.out
 
 
 def test_ways_that_contradict_each_other_are_refused_before_a_script_is_read(foretrace, tmp_path):
@@ -145,7 +145,7 @@ def test_a_batch_that_the_inputs_disagree_on_is_asked_for_and_may_be_stated_in_t
         "    return step\n"
     )
     refused = foretrace("whatif", script, "--set", "batch=16")
-    assert refused.code == 2 and "can't be told: first dimensions of its inputs are 8, 12" in refused.err
+    assert refused.code == 2 and "is not clear: the first dimensions of its inputs are 8, 12" in refused.err
     assert "--batch-was" in refused.err
     first, second = (foretrace("whatif", script, *words) for words in (["--set", "batch=16/8"], STATED))
     assert first.code == 0 and first.out == second.out, first.err

@@ -88,6 +88,13 @@ def test_a_stack_has_a_name_or_a_file(tmp_path: Path) -> None:
         find_stack(tmp_path / "ours.json", platform, 8)
 
 
+@pytest.mark.parametrize("field", ["gemm", "host", "spread"])
+def test_a_number_that_no_stack_has_is_refused(tmp_path: Path, field: str) -> None:
+    (tmp_path / "odd.json").write_text(f'{{"name": "odd", "provenance": "damaged", "{field}": 2147483648}}')
+    with pytest.raises(ForetraceError, match=f"the field '{field}' holds 2.147e[+]09"):
+        Stack.read(tmp_path / "odd.json")
+
+
 def test_the_spread_of_published_steps_widens_a_range() -> None:
     low, high = widened(100.0, 99.0, 101.0, 0.1)
     assert low == pytest.approx(88, abs=1) and high == pytest.approx(114, abs=1)

@@ -1,4 +1,4 @@
-"""Changes of whole jobs: how ranks share a step, how many they are, how they exchange gradients."""
+"""Changes of whole jobs: how ranks share a step, how many they are, how they reduce gradients."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def test_points_between_ranks_that_were_joined_otherwise_are_not_mixed(tmp_path:
     sweep(step, ["h200"], {"batch": [64]}, out=out)
     for otherwise in ({"fabric": "h200-nvswitch"}, {"gpus_per_node": 2}):
         found = sweep(step, ["h200"], {"batch": [64]}, out=out, **otherwise)
-        assert len(found.points) == 1 and "joined otherwise" in found.notes[0]
+        assert len(found.points) == 1 and "connected by another fabric" in found.notes[0]
     assert len(out.read_text().splitlines()) == 3
 
 
@@ -134,7 +134,7 @@ def test_ways_to_share_a_step_are_swept_and_what_does_not_fit_is_left_out() -> N
         batch, ways = (int(change.partition("=")[2]) for change in point.changes[:2])
         assert point.samples == batch * 4 // ways
         assert point.cost == pytest.approx(4 * 3.6 * present(point.sample_us) / 3600)
-    assert any("joined by h200-8x" in note for note in found.notes)
+    assert any("connected by h200-8x" in note for note in found.notes)
 
 
 def test_a_point_of_a_job_is_what_predict_says_of_it() -> None:

@@ -263,7 +263,7 @@ def seen_by_all(graphs: list[Graph], leave_out: bool = True) -> tuple[list[Graph
     """
     alone = [[number for number, one in enumerate(graph.collectives) if not one.kind] for graph in graphs]
     unknown = sum(map(len, alone))
-    notes = [f"{unknown} collectives of which nothing tells the kind stay as they were measured"] if unknown else []
+    notes = [f"{unknown} collectives of unknown kind stay as they were measured"] if unknown else []
     matches: list[dict[int, int]] = [{} for _ in graphs]
     count = 0
     for group in matched_groups(graphs) if len(graphs) > 1 else []:

@@ -138,7 +138,7 @@ def fit_ratios(
         imported.kinds[kind] = RatioTable(label, len(table), against, gmae, p90, held)
     if not imported.kinds:
         raise ForetraceError(
-            f"no table of {device.name} tells kernel times", "docs/calibrate.md has the tables that are read."
+            f"no table of {device.name} has kernel times", "docs/calibrate.md has the tables that are read."
         )
     index = RatioIndex(round(start, 3), imported.kinds)
     write(out / RATIO_INDEX, asdict(index))

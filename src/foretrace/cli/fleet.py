@@ -99,9 +99,7 @@ def suite(
     from foretrace.report import show as show_result
 
     if size is not None and budget is not None:
-        raise typer.BadParameter(
-            "goes with a number of members that it decides: leave out --size", param_hint="--budget"
-        )
+        raise typer.BadParameter("decides how many members there are: leave out --size", param_hint="--budget")
     seconds = None if budget is None else parse_budget(budget)
     with progress_bar(hidden=json) as on_progress:
         made = make_suite(Store.open(store), out, size, seconds, Choices(obfuscate=obfuscate), on_progress)

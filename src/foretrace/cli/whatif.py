@@ -75,7 +75,7 @@ def whatif(
     """Predict a step before and after changes to it.
 
     Changes are made in the order in which they are written; then ops are inserted, calls removed, others fused.
-    Settings of a job come last: how ranks share the step, how many they are, how they exchange gradients.
+    Settings of a job come last: how ranks share the step, how many they are, how they reduce gradients.
     """
     what = what_of(words)
     check_outputs([what, on, fabric], html=html)

@@ -129,7 +129,7 @@ def find_hang(paths: Sequence[Path]) -> Hang:
     for file in files:
         found = _RANK.search(file.name)
         if found is None:
-            raise ForetraceError(f"{file} does not tell its rank", "Name it by that, as in nccl_trace_rank_3.")
+            raise ForetraceError(f"the name of {file} does not say its rank", "Rename it, as in nccl_trace_rank_3.")
         if int(found[1]) in by_rank:
             raise ForetraceError(f"rank {found[1]} has two dumps", "Give one a rank.")
         by_rank[int(found[1])] = _Rank(int(found[1]), read_dump(file), str(file))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 SUITE = "suite.json"
 WITHIN = 0.03
-"""How far a figure of the suite may be off before the fleet has moved away."""
+"""How far a figure of the suite may be off before the fleet has changed too much."""
 STARTED_S, STEPS = 25.0, 100
 """What a member takes to import torch and to make its inputs, and the steps that it runs: for a budget."""
 MAX_SIZE = 64

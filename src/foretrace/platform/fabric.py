@@ -52,7 +52,7 @@ class Curve:
         """
         sizes = [nbytes for nbytes, _ in self.knots]
         if self.ranks < 2:
-            return "has one rank, which exchanges nothing"
+            return "has one rank, which sends nothing"
         if self.nodes > self.ranks:
             return f"has {self.ranks} ranks on {self.nodes} nodes"
         if not sizes or sizes != sorted(set(sizes)):

@@ -24,6 +24,8 @@ UNKNOWN = "unknown"
 """The shipped stack that changes nothing, with the spread of published steps: where none is known for a device."""
 FACTORS = ("gemm", "memory", "links", "host")
 """What a fit changes."""
+MAX_FACTOR, MAX_SPREAD = 100, 2
+"""Beyond these, a field of a stack's file is a mistake."""
 P90 = 1.2816
 """Standard deviations from the median to the 90th percentile."""
 SCORES, SOFTMAX, FUSED_ATTENTION = ("aten::bmm", "aten::baddbmm"), "aten::_softmax", "scaled_dot_product"
@@ -67,6 +69,13 @@ class Stack:
             raise ForetraceError(
                 f"{path}: the field 'attention' holds {stack.attention!r}", f"It should be {' or '.join(ATTENTION)}."
             )
+        limits = dict.fromkeys(FACTORS, (1 / MAX_FACTOR, MAX_FACTOR)) | {"spread": (0, MAX_SPREAD)}
+        for name, (least, most) in limits.items():
+            if not least <= getattr(stack, name) <= most:
+                raise ForetraceError(
+                    f"{path}: the field {name!r} holds {getattr(stack, name):.4g}",
+                    f"It should be a number from {least:g} to {most:g}.",
+                )
         return stack
 
     def write(self, path: Path) -> None:

@@ -66,7 +66,7 @@ def fabric_of(device: str, world: int, gpus_per_node: int | None = None, size: i
     if size:
         fitting = [fabric for fabric in fitting if fabric.gpus_per_node == size]
     if not fitting:
-        what = f"joins {world} GPUs of the kind {device}" if ours else f"is known for {device or 'a CPU'}"
+        what = f"connects {world} GPUs of the kind {device}" if ours else f"is known for {device or 'a CPU'}"
         raise ForetraceError(
             f"no shipped fabric {what}",
             "Name one with --fabric. `foretrace platform list` shows the shipped ones; `foretrace platform fabric "

@@ -69,8 +69,8 @@ def _by_models(step: DispatchedCalls, platform: Platform) -> DeviceWork:
     computes = [op for row, op in enumerate(calls.ops) if row not in exchanges]
     if computes and not len(priced.op) and not any(op.tensors or op.produced for op in computes):
         raise ForetraceError(
-            f"{calls.source or 'the graph'} does not tell the shapes of tensors, which kernel models go by",
-            "Profile with record_shapes=True, give the execution trace beside it, or say --kernels measured.",
+            f"{calls.source or 'the graph'} has no shapes of tensors, which kernel models need",
+            "Profile with record_shapes=True, give the execution trace too, or say --kernels measured.",
         )
     streams = _streams(step)
     count = len(priced.op)

@@ -239,7 +239,7 @@ def _simulate_on_platform(
     fabric = platform.fabric
     if fabric is None and any(graph.collectives for graph in cut.graphs):
         raise ForetraceError(
-            f"{platform.name} has no fabric, and the ranks exchange data",
+            f"{platform.name} has no fabric, and the ranks communicate",
             "Name one with --fabric: `foretrace platform list` shows them.",
         )
     if fabric and fabric.crowd:  # calls were measured with as many ranks at once

@@ -148,7 +148,7 @@ def _check_sizes(job: Job, collectives: Sequence[Collective], sizes: dict[str, t
     unknown = sum(not one.is_sized for one in changed)
     if unknown:
         raise ForetraceError(
-            f"{job.source or 'the job'} does not tell the size of {unknown:,} of its {len(collectives):,} collectives: "
+            f"{job.source or 'the job'} does not have the size of {unknown:,} of its {len(collectives):,} collectives: "
             "how long they take among other ranks can't be known",
             "Profile with record_shapes=True, or give the execution traces too. Without --world they take as measured.",
         )
@@ -224,7 +224,7 @@ def parse_worlds(text: str) -> list[int]:
 def _between(found: list[int], last: int) -> list[int]:
     """What lies between those found and the last one."""
     if not found:
-        raise ForetraceError("nothing stands before the dots", "Say for instance 1,2,4,...,1024.")
+        raise ForetraceError("there is no number before the dots", "Say for instance 1,2,4,...,1024.")
     latest = found[-1]
     step = latest - found[-2] if len(found) > 1 and latest != 2 * found[-2] else 0
     if step < 0 or last <= latest:

@@ -75,7 +75,7 @@ def sketch_of(script: Script, device: str | None, world: int | None) -> Graph:
         except (Exception, SystemExit) as error:
             first = _first_cause(error)
             reason = f"{type(error).__name__}: {error}"
-            reason += f"; first of all {type(first).__name__}: {first}" if str(first) not in str(error) else ""
+            reason += f"; the first error was {type(first).__name__}: {first}" if str(first) not in str(error) else ""
             what = f"{script} failed while its step was sketched ({reason})"
             raise running.failure(what, advice_on(first, script), error) from None
     graph.source = str(script)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 STEP_FUNCTIONS = ("make_step", "step")
 """Default names of the function that builds a step, or does one."""
-IMPORTED = "Sketching imports the script: what stands at its top level runs, on fake tensors and without side effects."
+IMPORTED = "Sketching imports the script: its top level runs, on fake tensors and without side effects."
 
 
 class ScriptError(ForetraceError):

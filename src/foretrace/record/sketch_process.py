@@ -219,7 +219,7 @@ def _decoded(facts: dict[str, Any], lines: Iterator[bytes]) -> Graph:
             programs=programs,
         )
     except DAMAGE as error:
-        raise ForetraceError(f"the sketch did not come back whole ({error})", "Sketch it again.") from None
+        raise ForetraceError(f"the sketch arrived incomplete ({error})", "Sketch it again.") from None
 
 
 # The process itself.

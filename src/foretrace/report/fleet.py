@@ -117,14 +117,14 @@ def _row_name(table: str, row: HoursRow) -> str:
 
 def drift_blocks(drift: Drift, top: int | None) -> Blocks:
     """How far a fleet has moved away from its suite, and what to exchange."""
-    what = "the fleet has moved away" if drift.moved else "the suite still stands for the fleet"
+    what = "the fleet has changed too much" if drift.moved else "the suite still represents the fleet"
     facts: list[Fact] = [
         ("largest", percent(drift.largest), f"error of a figure: {what} (limit {percent(drift.within)})"),
         ("off", percent(drift.off), "of the device time is in another kernel family than in the fleet"),
     ]
     if drift.moved:
         changes = len(drift.enter) or len(drift.leave)
-        facts.append(("after", percent(drift.after), f"with {plural(changes, 'exchange')} and new weights"))
+        facts.append(("after", percent(drift.after), f"with {plural(changes, 'replacement')} and new weights"))
     yield fact_lines(f"{drift.suite} against {drift.store}", facts)
     if drift.leave:
         yield table("Leave", ["<recording…"], [[name] for name in drift.leave], top)

@@ -31,6 +31,11 @@ def _decimals(value: float) -> int:
     return 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 1 else 3
 
 
+def limit_of(what: str) -> str:
+    """What holds the critical path longest, as tables show it; JSON keeps ``exchange``."""
+    return "communication" if what == "exchange" else what
+
+
 def percent(share: float | None) -> str:
     """A share in percent; a share that is not zero or one never reads as 0 % or 100 %.
 

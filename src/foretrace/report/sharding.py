@@ -32,7 +32,7 @@ EXCHANGES = {
     "copies": "gradients of copies",
     "conversion": "conversion, there and back",
 }
-LIMITS = {"lookups": "lookups take", "exchange": "the exchange takes", "dense": "the dense part takes"}
+LIMITS = {"lookups": "lookups take", "exchange": "communication takes", "dense": "the dense part takes"}
 KERNELS = {
     "fused": "one call for all tables of the same dimension",
     "single": "a call for each table",
@@ -156,7 +156,7 @@ def plan_blocks(plan: PlanReport, top: int | None) -> Blocks:
     if plan.exchange_ms:
         total = sum(plan.exchange_ms.values())
         rows = [[EXCHANGES[what], ms(spent), percent(spent / total)] for what, spent in plan.exchange_ms.items()]
-        yield table(f"Exchange on {plan.fabric}", ["<what", "ms", "share"], rows)
+        yield table(f"Communication on {plan.fabric}", ["<what", "ms", "share"], rows)
     yield _split(plan, top)
     yield _alternatives(plan, top)
     yield from note_lines(plan.notes)
@@ -173,14 +173,14 @@ def plan_facts(plan: PlanReport) -> Iterator[Fact]:
     limit = f"{LIMITS[limits.what]} {percent(limits.share)} of it"
     yield "step", f"{ms(plan.step_ms)} ms", f"(80 %: {ms(plan.low_ms)} – {ms(plan.high_ms)}) {limit}"
     if plan.summed_ms != plan.step_ms:
-        yield "added up", f"{ms(plan.summed_ms)} ms", "lookups, exchange and dense part one after the other"
+        yield "added up", f"{ms(plan.summed_ms)} ms", "lookups, communication and dense part, one after the other"
     slowest = f"on rank {limits.slowest_rank}, the slowest"
     if plan.has_hot_rows:
         placed = ms(plan.lookup_ms - plan.hot_rows_ms)
         slowest = f"{placed} ms {slowest}, and {ms(plan.hot_rows_ms)} ms for hot rows, on a rank that is not known"
     balance = f"the mean rank takes {percent(limits.balance)} of it"
     yield "lookups", f"{ms(plan.lookup_ms)} ms", f"{slowest}; {KERNELS[plan.kernels]}; {balance}"
-    yield "exchange", f"{ms(sum(plan.exchange_ms.values()))} ms", f"in {plan.sent_as}, on {plan.fabric}"
+    yield "communication", f"{ms(sum(plan.exchange_ms.values()))} ms", f"in {plan.sent_as}, on {plan.fabric}"
     if plan.dense_ms:
         yield "dense", f"{ms(plan.dense_ms)} ms", "the rest of the step"
     room = f"{bytes_(plan.room_bytes)} ({plan.room_bytes / 1e9:.1f} GB)"  # --memory is in GB
@@ -191,7 +191,7 @@ def plan_facts(plan: PlanReport) -> Iterator[Fact]:
     if plan.gap is not None:  # to the proven optimum of the search's cost model, which adds costs up
         shorter = plan.gap / (1 + plan.gap)
         best = "no plan is shorter" if shorter < SAME else f"the best plan would be {percent(shorter)} shorter"
-        searched += f"; by plain sums of costs {best}"
+        searched += f"; by sums of costs, {best}"
     yield "search", f"{plan.seconds:.1f} s", searched
 
 

@@ -21,6 +21,7 @@ from foretrace.report.formatting import (
     bytes_,
     figure,
     join_words,
+    limit_of,
     money,
     ms,
     ms_range,
@@ -388,7 +389,7 @@ def _predicted_tables(report: StepReport, top: int | None) -> Blocks:
             yield table("Waits between ranks", ["rank", "waits for", "ms", "times"], waits, top)
     if report.look_at:
         rows = [
-            [percent(op.share), ms(op.ms), op.mostly, short_name(op.name), op.phase,
+            [percent(op.share), ms(op.ms), limit_of(op.mostly), short_name(op.name), op.phase,
              f"{op.calls:,}", f"{op.launches:,}"]
             for op in report.look_at
         ]  # fmt: skip

@@ -235,7 +235,7 @@ def _too_slow(nearest: Plan, search: Search, target_ms: float) -> list[str]:
     least = search.bounds.sample_us(tuple(nearest.changes), search.world) * (nearest.samples or 1) / 1e3
     point = search.points.get(tuple(nearest.changes))
     device = f"{point.device_ms:.4g} ms of it is device work" if point and point.device_ms else ""
-    peak = f"at peak rates its matrix products and exchange take {least:.4g} ms" if least else ""
+    peak = f"at peak rates its GEMMs and its communication take {least:.4g} ms" if least else ""
     way = "; ".join(filter(None, (device, peak)))
     more = "more GPUs help" if least < target_ms else "only more GPUs, fewer samples or a faster GPU help"
     return [f"no plan reaches {target_ms:g} ms: the nearest takes {nearest.step_ms:.4g} ({way}): {more}"]

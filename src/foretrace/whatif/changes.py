@@ -1,4 +1,4 @@
-"""Changes made: the step of each rank, how ranks share it, how many they are, how they exchange gradients.
+"""Changes made: the step of each rank, how ranks share it, how many they are, how they reduce gradients.
 
 What was found once in a step, such as where its batch is, serves for every later change of the same kind: sweeps ask
 for hundreds.

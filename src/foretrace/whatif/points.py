@@ -94,7 +94,7 @@ def with_pareto_front(found: Sweep, prices: Mapping[str, float]) -> Sweep:
     [(['batch=8'], 250.0, 0.25, True), (['batch=4'], 500.0, 0.5, False)]
     """
     if joined := sorted({point.fabric for point in found.points if point.fabric}):
-        found.notes.append(f"ranks are joined by {', '.join(joined)}; --fabric names another")
+        found.notes.append(f"ranks are connected by {', '.join(joined)}; --fabric names another")
     said = list(dict.fromkeys(note for point in found.points for note in point.notes))
     found.notes += [
         *said[:MAX_NOTES],
@@ -210,7 +210,7 @@ def _why_aside(point: Point, key: Key | None, keys: Mapping[str, Key], places: C
         return ""
     if key.platform not in {one.platform for one in keys.values()}:
         return "their platform has changed"
-    return "their ranks are joined otherwise"
+    return "their ranks are connected by another fabric"
 
 
 def _place(name: str) -> str:

@@ -99,7 +99,7 @@ def test_a_note_says_that_the_job_was_made_from_one_rank(job: Job) -> None:
         ({"data": 0}, "data can't be 0"),
         ({"sharded": True}, "can't be sharded on one rank"),
         ({"data": 2, "sharded": ["nowhere"], "pipeline": 2}, "there is no module 'nowhere'"),
-        ({"data": 2, "mixed": True}, "mixed is about sharded weights"),
+        ({"data": 2, "mixed": True}, "mixed needs sharded weights"),
         ({"data": 2, "overlap": True}, "overlap needs tensor parallel ranks"),
         ({"chunks": 0}, "chunks can't be 0"),
         ({"data": 99_999_999_999}, "data can't be 99999999999"),

@@ -253,7 +253,7 @@ def test_a_data_set_of_which_samples_are_picked_is_no_batch() -> None:
 
         return step
 
-    with pytest.raises(ForetraceError, match="can't be told") as raised:
+    with pytest.raises(ForetraceError, match="is not clear") as raised:
         batch(ft.sketch(build), 16)
     assert "--batch-was" in raised.value.advice
 
@@ -275,6 +275,6 @@ def test_what_layers_are_given_must_be_whole_samples() -> None:
 
         return step
 
-    with pytest.raises(ForetraceError, match="can't be told") as raised:
+    with pytest.raises(ForetraceError, match="is not clear") as raised:
         batch(ft.sketch(build), 16)
     assert "--batch-was" in raised.value.advice

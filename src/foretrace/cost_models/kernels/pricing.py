@@ -168,7 +168,7 @@ def _nothing_to_price(source: str, ops: Sequence[Op]) -> ForetraceError:
             "`foretrace calibrate cpu`.",
         )
     return ForetraceError(
-        f"{source} does not tell the shapes of tensors, so that no kernel can be priced",
+        f"{source} has no shapes of tensors, so that no kernel time can be predicted",
         "Profile with record_shapes=True; or say --kernels measured, where it holds kernels.",
     )
 

@@ -154,8 +154,8 @@ def _store(original: Any, place: Any, *args: Any, **kwargs: Any) -> Any:
 
 @stands_in_for("torch.distributed.rendezvous:_create_c10d_store")
 def _meet(original: Any, host: Any, port: Any, *args: Any, **kwargs: Any) -> Any:
-    note("meet other ranks at {}", f"{host}:{port}")
-    raise RefusedError(errno.EPERM, "env:// rendezvous: no other ranks are met while sketching")
+    note("connect to other ranks at {}", f"{host}:{port}")
+    raise RefusedError(errno.EPERM, "env:// rendezvous: there are no other ranks while sketching")
 
 
 def _event(action: str) -> Any:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from foretrace import __version__
 from foretrace.output import PAGE, open_output
-from foretrace.report.formatting import bytes_, ms, percent, short_name
+from foretrace.report.formatting import bytes_, limit_of, ms, percent, short_name
 from foretrace.report.json import tidy
 
 if TYPE_CHECKING:
@@ -110,6 +110,7 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     made.filters |= {"ms": ms, "percent": percent, "bytes": bytes_, "short": short_name, "kind": colour_variable}
+    made.filters["limit"] = limit_of
     made.filters["ours"] = markupsafe.Markup
     return made
 

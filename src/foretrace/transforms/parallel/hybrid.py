@@ -97,7 +97,7 @@ def tables_on_ranks(
         )
     if len(set(owners)) < ways:
         raise ForetraceError(f"{len(tables)} tables are too few for {ways} ranks: some have none", "Give fewer ranks.")
-    note = f"{len(tables)} tables on {ways} ranks, the rest data parallel, were not in the step that was given"
+    note = f"{len(tables)} tables on {ways} ranks, the rest data parallel: added to the step that was given"
     graphs = []
     for rank in range(ways):
         writer = _WholeTables(Draft(draft.graph), rank, ways, tables, owners)
@@ -116,7 +116,7 @@ def sharded_steps(graph: Graph, shares: Sequence[TableShare]) -> list[RankStep]:
     """
     draft = draft_of(graph, "a plan for its tables")
     places = _Places.of(draft.ops, graph.source)
-    note = f"{len(shares)} ranks with tables of their own were not in the step that was given"
+    note = f"{len(shares)} ranks with tables of their own: added to the step that was given"
     return [
         _Shards(Draft(draft.graph), rank, len(shares), places, share).step(note) for rank, share in enumerate(shares)
     ]

@@ -157,8 +157,8 @@ class ParallelConfig:
         full = self.zero1 and self.mixed  # one data parallel rank has its float32 weights for itself
         only_data = "tables can be combined with data parallel only", "Leave out everything but data."
         return [
-            (self.mixed and not self.shards, "mixed is about sharded weights", "Give sharded too, or leave it out."),
-            (self.sharded and self.zero1, "weights are sharded with sharded, and states too", "Leave out zero1."),
+            (self.mixed and not self.shards, "mixed needs sharded weights", "Give sharded too, or leave it out."),
+            (self.sharded and self.zero1, "sharded already shards the optimizer's states", "Leave out zero1."),
             (self.shards and self.data == 1 and not full, "weights can't be sharded on one rank", ranks),
             (self.data % self.experts, uneven, "Give a multiple of experts as data."),
             (self.tables and self.data == 1, "tables can't be distributed on one rank", ranks),

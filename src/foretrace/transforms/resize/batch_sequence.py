@@ -47,7 +47,7 @@ def resizable_batch(graph: Graph, old: int | None = None) -> Resizable:
     if found is None:
         sizes = _listed(inputs.first_sizes or _first_sizes(data))
         raise ForetraceError(
-            f"the batch size of {graph.title} can't be told: first dimensions of its inputs are {sizes}",
+            f"the batch size of {graph.title} is not clear: the first dimensions of its inputs are {sizes}",
             "State it: --batch-was OLD, or batch=NEW/OLD.",
         )
     change = SizeChange(found, found)
