@@ -19,6 +19,13 @@ def test_a_table_has_labels_by_recording(tmp_path):
     assert found == {"bert": {"team": "ads", "gpu_hours": "12"}, "runs/gpt": {"gpu_hours": "3.5"}}
 
 
+def test_a_file_that_is_no_table_is_refused(tmp_path):
+    path = table(tmp_path, "")
+    path.write_bytes(b"recording,team\nbert,a\rds\n")
+    with pytest.raises(ForetraceError, match=r"labels\.csv can't be read"):
+        read_labels(path)
+
+
 def test_two_labels_for_one_job_are_refused(tmp_path):
     with pytest.raises(ForetraceError, match=r"line 3: bert is labelled twice, team=ads and team=feed"):
         read_labels(table(tmp_path, "recording,team\nbert,ads\nbert,feed\n"))

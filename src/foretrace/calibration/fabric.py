@@ -63,16 +63,16 @@ def import_collectives(tables: Path, gpu: str | None, folder: Path) -> int:
 
 def published_tables(path: Path) -> list[Source]:
     """The table of a file of rows, with what its head says of them."""
-    lines = path.read_text().splitlines()
-    head = dict(line[1:].partition(":")[::2] for line in lines if line.startswith("#"))
-    head = {name.strip(): value.strip() for name, value in head.items()}
-    rows = list(csv.DictReader(line for line in lines if not line.startswith("#")))
     try:
+        lines = path.read_text().splitlines()
+        head = dict(line[1:].partition(":")[::2] for line in lines if line.startswith("#"))
+        head = {name.strip(): value.strip() for name, value in head.items()}
+        rows = list(csv.DictReader(line for line in lines if not line.startswith("#")))
         kind, ranks, nodes = head["collective"], int(head["nranks"]), int(head["nodes"])
         times = [(int(float(row["size_bytes"])), float(row["time_us"])) for row in rows]
         where = f"{path.name}: {ranks} x {head['gpu']} on {nodes} nodes"
         return [Source(head["gpu"], where, [TimedCollective(kind, ranks, nodes, size, (us,)) for size, us in times])]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, csv.Error) as error:
         raise ForetraceError(
             f"{path} is no table of collectives ({error})",
             "It needs lines like `# gpu: H100`, with nranks, nodes and collective, and columns size_bytes and time_us.",

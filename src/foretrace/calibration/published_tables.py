@@ -99,10 +99,10 @@ def _rows(path: Path) -> Iterator[tuple[str, Row]]:
     """Where each row stands, and its columns."""
     try:
         data = read_bounded(path, MAX_TABLE_BYTES, "a table")
-        text = data.decode("utf-8")
-    except (OSError, EOFError, zlib.error, gzip.BadGzipFile, UnicodeDecodeError) as error:
+        rows = list(csv.DictReader(io.StringIO(data.decode("utf-8"))))
+    except (OSError, EOFError, zlib.error, gzip.BadGzipFile, UnicodeDecodeError, csv.Error) as error:
         raise ForetraceError(f"{path} is no readable table ({error})", "Restore it, or leave it out.") from None
-    for number, row in enumerate(csv.DictReader(io.StringIO(text)), start=2):
+    for number, row in enumerate(rows, start=2):
         yield f"{path.name}, line {number}", row
 
 

@@ -51,8 +51,12 @@ def read_labels(path: Path) -> dict[str, dict[str, str]]:
         text = read_bounded(path, MAX_CSV_BYTES, "a table of labels").decode("utf-8-sig", "replace")
     except OSError as error:
         raise read_error(path, error) from None
-    rows = csv.DictReader(io.StringIO(text))
-    if RECORDING not in (rows.fieldnames or ()):
+    try:
+        reader = csv.DictReader(io.StringIO(text))
+        columns, rows = reader.fieldnames or (), list(reader)
+    except csv.Error as error:
+        raise ForetraceError(f"{path} can't be read ({error})", "Give a CSV file.") from None
+    if RECORDING not in columns:
         raise ForetraceError(
             f"{path} has no column {RECORDING!r}", f"Give it one, with names or paths: {RECORDING},team,gpu_hours."
         )
