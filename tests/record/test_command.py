@@ -134,9 +134,17 @@ def test_the_suggested_function_holds_the_loop_and_what_it_calls():
     made = suggested_step(TRAINS, "train.py")
     compile(made, "made", "exec")
     lines = [line.strip() for line in made.splitlines()]
-    assert lines.index("optimizer = torch.optim.AdamW(model.parameters())") < lines.index("def step():")
-    assert lines.index("loss.backward()") < lines.index("return step")
+    assert lines.index("optimizer = torch.optim.AdamW(model.parameters())") < lines.index("def train_step():")
+    assert lines.index("loss.backward()") < lines.index("return train_step")
+    assert "step = 0" in lines  # the loop counts by that name
     assert "for _ in range(1):  # once" in lines  # around the loop's own break
+
+
+def test_statements_of_one_line_are_suggested_once_each():
+    made = suggested_step(
+        "model = Net(); optimizer = SGD(model)\nfor x in loader:\n    model(x).backward(); optimizer.step()\n", "a.py"
+    )
+    assert "    model = Net()\n    optimizer = SGD(model)\n" in made and made.count("Net()") == 1
 
 
 @pytest.mark.parametrize("source", ["trainer.fit(module)", "def (", "", "while True:\n    x = 1\n"])

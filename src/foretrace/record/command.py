@@ -139,11 +139,13 @@ STEP = """\
 def make_step():
 {before}
 
-    def step():
+    def {step}():
 {body}
 
-    return step
+    return {step}
 """
+WRAPPERS = ("enumerate", "iter", "tqdm", "islice")
+"""Calls around what a loop goes through."""
 UNKNOWN = """\
     model = ...  # as {name} builds it, on device "cuda"
     optimizer = torch.optim.AdamW(model.parameters())
@@ -177,22 +179,40 @@ def suggested_step(source: str, name: str) -> str:
         tree = ast.Module([], [])
     loop = _training_loop(tree)
     if loop is None:
-        return STEP.format(before=UNKNOWN.format(name=name), body=TYPICAL_BODY)
+        return STEP.format(before=UNKNOWN.format(name=name), body=TYPICAL_BODY, step="step")
     lines = source.splitlines()
     body = dedent("\n".join(lines[loop.body[0].lineno - 1 : loop.body[-1].end_lineno]))
-    before = []
-    if isinstance(loop, ast.For):
-        taken = ast.unparse(loop.iter)
-        before = [f"{ast.unparse(loop.target)} = ...  # one batch, made up; {name} takes it from {taken}"]
-    for one in _makers(tree, loop):
-        before.append(dedent("\n".join(lines[one.lineno - 1 : one.end_lineno])))
-    made = STEP.format(before=indent("\n".join(before) or "...", "    "), body=indent(body, "        "))
+    before = [_first_item(loop, name)] if isinstance(loop, ast.For) else []
+    before += [dedent(ast.get_source_segment(source, one, padded=True) or "") for one in _makers(tree, loop)]
+    taken = any(isinstance(node, ast.Name) and node.id == "step" for node in ast.walk(loop))
+    parts = {"before": indent("\n".join(before) or "...", "    "), "step": "train_step" if taken else "step"}
+    made = STEP.format(body=indent(body, "        "), **parts)
     try:
         compile(made, name, "exec")
     except SyntaxError:  # a break that belongs to the loop
         once = f"for _ in range(1):  # once\n{indent(body, '    ')}"
-        made = STEP.format(before=indent("\n".join(before) or "...", "    "), body=indent(once, "        "))
+        made = STEP.format(body=indent(once, "        "), **parts)
     return made
+
+
+def _first_item(loop: ast.For, name: str) -> str:
+    """The line that sets the variables of a loop: counters to 0, a batch to what the user has to fill in.
+
+    >>> _first_item(ast.parse("for i, x in enumerate(loader): pass").body[0], "train.py")
+    'i, x = 0, ...  # one batch, made up; train.py takes it from loader'
+    >>> _first_item(ast.parse("for step in range(100): pass").body[0], "train.py")
+    'step = 0'
+    """
+    target, taken, start = ast.unparse(loop.target).strip("()"), loop.iter, ""
+    while isinstance(taken, ast.Call) and isinstance(taken.func, ast.Name) and taken.args:
+        if taken.func.id == "enumerate" and isinstance(loop.target, ast.Tuple) and len(loop.target.elts) == 2:
+            start = "0, "
+        elif taken.func.id == "range":
+            return f"{target} = 0"
+        elif taken.func.id not in WRAPPERS:
+            break
+        taken = taken.args[0]
+    return f"{target} = {start}...  # one batch, made up; {name} takes it from {ast.unparse(taken)}"
 
 
 def _training_loop(tree: ast.Module) -> ast.For | ast.While | None:
@@ -222,4 +242,4 @@ def _makers(tree: ast.Module, loop: ast.For | ast.While) -> list[ast.Assign]:
             names = {target.id for target in node.targets if isinstance(target, ast.Name)}
             for name in names & called:
                 found[name] = node
-    return sorted(set(found.values()), key=lambda node: node.lineno)
+    return sorted(set(found.values()), key=lambda node: (node.lineno, node.col_offset))

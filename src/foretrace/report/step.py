@@ -67,6 +67,8 @@ BOUND = {"host": "host-bound", "device": "device-bound", "queue": "work is launc
 COVERAGE = {"measured": "measured", "model": "modelled", "extrapolated": "extrapolated", "fallback": "by roofline"}
 """How the time of a kernel is known."""
 RANKS_SHOWN = 16
+OUTSIDE_OPS = 0.05
+"""Share of a measured step without any op, from which on it is said how long that is."""
 FELT = 1.01
 """Times as long as in a burst: steps that are slower by less are said to keep their time."""
 FAMILIES_NAMED = 3
@@ -260,6 +262,9 @@ def _measured_facts(report: StepReport) -> Iterator[Fact]:
         path = _path_kinds(report)
         if report.critical_path_ms > 1.01 * report.step_ms > 0:
             path += "; to the end of all that the step launched"
+        outside = report.step_ms - report.critical_path_ms
+        if len(ranks) == 1 and outside > OUTSIDE_OPS * report.step_ms:
+            path += f"; {ms(outside)} ms of the step are before its first op or after its last"
         if len(ranks) > 1 and report.critical_path_ranks:
             path += f"; {_path_ranks(report, report.critical_path_ms)}"
         yield "path", f"{ms(report.critical_path_ms)} ms", path
