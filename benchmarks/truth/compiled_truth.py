@@ -3,7 +3,7 @@ them, its host calibrated meanwhile; and kernels of random compiled models.
 
 On a GPU, with Triton, ``timm``, ``torchvision`` and ``transformers``. Compiling takes minutes on one processor, so that
 many processes build and compile steps at once. One that is ready to measure stops all others (SIGSTOP) until it is
-done, and so does each round of the host's calibration.
+done, and so does each round of the host's calibration; all of them are timed on the same processors.
 
     python -m benchmarks.truth.compiled_truth OUT --seconds 540 [--workers 14] [--pool 0:60] [STEP …]
 
@@ -22,7 +22,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,10 @@ TRIES = 3
 """How often a step is tried: others may hold too much of the device's memory."""
 BETWEEN_S = 45.0
 """Seconds between two rounds of the host's calibration."""
+LATER, LATER_S = 2, 5.0
+"""How often a step is timed again, and seconds before each."""
+TIMED_ON = range(4, 8)
+"""Processors for all that is timed, the calibration as the steps: some have busier neighbours than others."""
 META = ("num_load", "num_store", "num_reduction", "grid_type", "mutated_arg_names", "atomic_add_found", "no_x_dim")
 
 
@@ -59,10 +63,12 @@ class Machine:
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         self._others = [int(line) for line in self._workers.read_text().split() if int(line) != os.getpid()]
         _send(self._others, signal.SIGSTOP)
+        _stay_on(TIMED_ON)
         time.sleep(0.05)
 
     def leave(self) -> None:
         """Let the others go on."""
+        _stay_on(range(os.cpu_count() or 1))
         _send(self._others, signal.SIGCONT)
         fcntl.flock(self._lock, fcntl.LOCK_UN)
 
@@ -74,6 +80,14 @@ class Machine:
             yield
         finally:
             self.leave()
+
+
+def _stay_on(processors: Iterable[int]) -> None:
+    """Run all threads of this process on some processors, as far as the machine has them."""
+    there = set(processors) & set(range(os.cpu_count() or 1)) or {0}
+    for thread in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # a thread that has just ended
+            os.sched_setaffinity(int(thread.name), there)
 
 
 def _send(processes: list[int], what: signal.Signals) -> None:
@@ -141,9 +155,14 @@ def measured(name: str, mode: str, out: Path, machine: Machine) -> str:
             record_step(step, folder, plain=3, profile=2, warmup=1)
         else:
             record_step(step, folder, plain=12, profile=2, warmup=4)
-        again: list[list[float]] = [] if pool else [synced_ms(step) for _ in range(2)]
+        again: list[list[float]] = [] if pool else [synced_ms(step)]
         warm = [] if pool else [host_ms(step) for _ in range(6)][1:]
         memory = {"allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
+    for _ in range(0 if pool else LATER):  # the host is faster at one time than at another
+        time.sleep(LATER_S)
+        with machine.alone():
+            step()
+            again.append(synced_ms(step))
     if mode != EAGER:
         with kernels_into(out / "kernels.jsonl", f"{name}.{mode}"):
             step()

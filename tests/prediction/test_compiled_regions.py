@@ -34,6 +34,21 @@ def test_a_program_costs_the_host_to_enter_it_and_more_with_more_arguments():
     assert few > host_ms(KERNEL) and many > few + 0.1
 
 
+def test_a_compiled_backward_costs_the_host_its_own_entry_whatever_its_arguments():
+    known = Platform.named("h200")
+    kernel = replace(KERNEL, phase="backward")
+
+    def step_ms(backward_us: float, arguments: int) -> float:
+        costs = replace(known.host.compiled, backward=backward_us)
+        ops = [RELU, Op(COMPILED_REGION, (1, arguments), phase="backward"), kernel]
+        return predict_on_platform(
+            Graph(OpTable.of(ops)), known.having(host=replace(known.host, compiled=costs))
+        ).step_ms
+
+    assert step_ms(300.0, 1) - step_ms(100.0, 1) == pytest.approx(0.2, rel=1e-3)
+    assert step_ms(100.0, 1000) == step_ms(100.0, 1)
+
+
 def test_each_cuda_graph_is_launched_by_itself_and_the_calls_between_stay():
     graph = Op(GRAPH_LAUNCH, (20,))
     apart = host_ms(graph, *[RELU] * 20, *[RELU] * 20, graph, *[RELU] * 20)

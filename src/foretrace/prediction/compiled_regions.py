@@ -62,8 +62,9 @@ def with_compiled_regions(host: HostCosts, regions: Sequence[Span], calls: Graph
     generated = inside & calls.ops.names.matching(lambda name: name.startswith(GENERATED_KERNELS))[calls.ops.name]
     before = np.where(inside, host.before - host.gap + costs.call, host.before)
     backward = calls.ops.phase == PHASES.index("backward")
-    for span in regions:  # autograd calls a backward, whose arguments no guard checks
-        before[span.first] += costs.entry + costs.argument * span.arguments * (not backward[span.first])
+    for span in regions:
+        entered = costs.backward if backward[span.first] else costs.entry + costs.argument * span.arguments
+        before[span.first] += entered
     spread = MEASURED_SPREAD if costs.measured else SPREAD
     return replace(
         host,

@@ -181,3 +181,13 @@ def test_a_host_of_two_speeds_has_both_in_its_range(run, host):
     found = fit_host([replace(run, steps=fast)])
     assert 1.2816 * found.faster > np.log(1.4)
     assert host.faster < 0.5 * found.faster
+
+
+def test_costs_of_compiled_programs_are_those_of_a_round_at_the_usual_pace(run):
+    usual = [100.0, 2.0, 10.0, 4.0, 80.0]
+    rounds = {name: replace(step, plain=[*step.plain, *(np.multiply(step.plain, 2.0).tolist()), *step.plain])
+              for name, step in run.steps.items()}  # fmt: skip
+    slowed = replace(run, steps=rounds, compiled=[usual, np.multiply(usual, 2.0).tolist(), usual])
+    found = fit_host([slowed]).compiled
+    assert found.measured
+    assert [found.entry, found.argument, found.kernel, found.call, found.backward] == pytest.approx(usual, rel=0.02)

@@ -49,6 +49,11 @@ def test_an_older_file_does_not_tell_how_long_clearing_took(path):
     assert isnan(clearing) and rest == [1.0, 2.0, 3.0]
 
 
+def test_in_an_older_file_a_compiled_backward_is_entered_like_a_forward(path):
+    append(path, [{"compiled": [90.0, 3.0, 15.0, 4.0]}, {"compiled": [90.0, 3.0, 15.0, 4.0, 70.0]}])
+    assert [costs[-1] for costs in read_host_runs(path)[-1].compiled] == [90.0, 70.0]
+
+
 def test_a_later_run_stands_beside_the_first(path):
     append(path, HEAD)
     assert len(read_host_runs(path)) == 2

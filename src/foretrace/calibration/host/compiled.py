@@ -1,4 +1,5 @@
-"""Measuring the host time of programs that torch.compile generates: entering one, its arguments, kernels and calls.
+"""Measuring the host time of programs that torch.compile generates: entering a forward or a backward, its arguments,
+kernels and calls.
 
 A few small programs are compiled that differ in one of them. Each is timed as a job calls it, with gradients to be
 computed later; the device is faster than the host all the time.
@@ -28,8 +29,9 @@ class Program(NamedTuple):
     """How many generated kernels it launches."""
 
 
-def compiled_costs(device: Any) -> tuple[float, float, float, float] | None:
-    """Microseconds to enter a compiled program, of each argument, of a generated kernel, and around a call of PyTorch.
+def compiled_costs(device: Any) -> tuple[float, ...] | None:
+    """Microseconds to enter a compiled program, of each argument, of a generated kernel, around a call of PyTorch, and
+    to enter a compiled backward.
 
     None where torch.compile makes no kernels.
 
@@ -39,7 +41,7 @@ def compiled_costs(device: Any) -> tuple[float, float, float, float] | None:
     if not can_compile(device):
         return None
     try:
-        short, long, arguments, products = programs(device)
+        short, long, arguments, products, forward, both = programs(device)
     except Exception:  # a compiler can fail in any way, and the rest of the calibration does not need it
         return None
     a, b = (torch.ones(SIDE, SIDE, device=device) for _ in range(2))
@@ -49,21 +51,29 @@ def compiled_costs(device: Any) -> tuple[float, float, float, float] | None:
         for _ in range(MANY):
             torch.mm(a, b, out=out)
 
+    weight = torch.nn.Parameter(torch.ones(SIDE, device=device))
+
+    def smallest() -> None:
+        weight.grad = None
+        weight.sum().backward()
+
     with torch.no_grad():
         product = times_us([alone])[0] / MANY
-    of_short, of_long, of_arguments, of_products = times_us(
-        [program.run for program in (short, long, arguments, products)]
+    of_short, of_long, of_arguments, of_products, of_forward, of_both, of_eager, of_eager_forward = times_us(
+        [program.run for program in (short, long, arguments, products, forward, both)] + [smallest, weight.sum]
     )
     kernel = (of_long - of_short) / max(1, long.kernels - short.kernels)
     argument = (of_arguments - of_long - (arguments.kernels - long.kernels) * kernel) / (MANY - 1)
     entry = of_short - short.kernels * kernel - 2 * argument
     call = (of_products - of_short + (short.kernels - products.kernels) * kernel) / MANY - product
-    return max(0.0, entry), max(0.0, argument), max(0.0, kernel), max(0.0, call)
+    backward = of_both - of_forward - (both.kernels - forward.kernels) * kernel - (of_eager - of_eager_forward)
+    return tuple(max(0.0, us) for us in (entry, argument, kernel, call, backward))
 
 
 @lru_cache(maxsize=1)
-def programs(device: Any) -> tuple[Program, Program, Program, Program]:
-    """A short program, one of many kernels, one with as many arguments, and one of matrix products."""
+def programs(device: Any) -> tuple[Program, ...]:
+    """A short program, one of many kernels, one with as many arguments, one of matrix products, and a loss without and
+    with its backward."""
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
     x = torch.rand(SIDE, SIDE, device=device)
@@ -80,18 +90,31 @@ def programs(device: Any) -> tuple[Program, Program, Program, Program]:
             x = x @ square
         return x
 
+    def prepared(run: Callable[[], Any]) -> Program:
+        for _ in range(2):
+            run()
+        with recorded_launches(CachingAutotuner) as launches:
+            run()
+        return Program(run, len(launches))
+
     def compiled(function: Callable[..., Any], given: Any) -> Program:
         torch.compiler.reset()  # programs before this one would count as versions of it
         run = torch.compile(function, dynamic=False)
-        for _ in range(2):
-            run(x, given)
-        with recorded_launches(CachingAutotuner) as launches:
-            run(x, given)
-        return Program(lambda: run(x, given), len(launches))
+        return prepared(lambda: run(x, given))
+
+    torch.compiler.reset()
+    loss = torch.compile(lambda x, given: layers(x, given).sum(), dynamic=False)
+
+    def with_backward() -> None:
+        weights[0].grad = None
+        loss(x, weights[:1] * FEW).backward()
+
+    trained = prepared(with_backward), prepared(lambda: loss(x, weights[:1] * FEW))
 
     return (
         compiled(lambda x, given: layers(x, given), weights[:1] * FEW),
         compiled(lambda x, given: layers(x, given), weights[:1] * MANY),
         compiled(lambda x, given: layers(x, given), weights),
         compiled(lambda x, given: matrices(x, given), square),
+        *reversed(trained),
     )

@@ -171,10 +171,28 @@ def _fsdp_costs(runs: Sequence[HostRun]) -> Sharded:
 
 
 def _compiled(runs: Sequence[HostRun]) -> CompiledPrograms:
-    """Medians of the measured costs of compiled programs; estimates if none were measured."""
-    found = [costs for run in runs for costs in run.compiled]
-    entry, argument, kernel, call = np.round(np.median(found, axis=0), 3).tolist() if found else [0.0] * 4
-    return CompiledPrograms(entry, argument, kernel, call, measured=True) if found else CompiledPrograms()
+    """Medians of the measured costs of compiled programs; estimates if none were measured.
+
+    They are measured once a round: as the host was slow in some rounds, each cost is divided by its round's pace.
+    """
+    found = [np.array(run.compiled) / round_paces(run, len(run.compiled))[:, None] for run in runs if run.compiled]
+    if not found:
+        return CompiledPrograms()
+    return CompiledPrograms(*np.round(np.median(np.concatenate(found), axis=0), 3).tolist(), measured=True)
+
+
+def round_paces(run: HostRun, rounds: int) -> Floats:
+    """How much longer than usual the steps of each round of a calibration took; 1 where rounds can't be told apart.
+
+    >>> from foretrace.platform.measurements.host import Calls
+    >>> step = StepTimes(Calls(), plain=[[0.0, 10.0, 10.0, 10.0]] * 4 + [[0.0, 20.0, 20.0, 20.0]] * 2)
+    >>> round_paces(HostRun({}, {"tiny": step}), 3).tolist()
+    [1.0, 1.0, 2.0]
+    """
+    steps = [step.plain for step in run.steps.values() if step.plain and not len(step.plain) % rounds]
+    totals = [np.nansum(plain, axis=1) for plain in steps]
+    paces = [np.median(total.reshape(rounds, -1), axis=1) / np.median(total) for total in totals]
+    return np.median(paces, axis=0) if paces else np.ones(rounds)
 
 
 def _inference(times: Sequence[StepTimes]) -> float:

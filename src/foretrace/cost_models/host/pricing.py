@@ -104,7 +104,7 @@ def of_large_step(host: HostCosts, eager: NDArray[np.bool_], share: float = 1.0)
     >>> alone = HostCosts(*[np.full(325, 10.0)] * 8, common=0.1)
     >>> large = of_large_step(alone, eager)
     >>> large.before[0].round(3).item(), large.launch[0].item()
-    (11.0, 10.0)
+    (10.5, 10.0)
     """
     longer = np.interp(eager.sum() / share, (SMALL_STEP, LARGE_STEP), (1.0, host.large_step))
     factor = np.where(eager, longer, 1.0)

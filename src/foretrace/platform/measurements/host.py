@@ -13,10 +13,10 @@
 | ``{"alone": [...]}`` | host time of each single call |
 | ``{"sharded": [call, planned]}`` | extra time of an optimizer's call on shards, and of planning one |
 | ``{"gathered": [group, parameter]}`` | Python around gathering a group of parameters, and for each of them |
-| ``{"compiled": [entry, argument, kernel, call]}`` | entering a compiled program, and parts of one |
+| ``{"compiled": [entry, argument, kernel, call, backward]}`` | entering a compiled program, and parts of one |
 | ``{"gaps": [forward, backward, optimizer]}`` | on a CPU: time between two calls of a larger step |
 
-In older files forward includes clearing, which is NaN then.
+In older files forward includes clearing, which is NaN then, and to enter a compiled backward takes what a forward does.
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ class HostRun:
     gathered: list[list[float]] = field(default_factory=list)
     """Microseconds of Python around gathering a group of parameters, and for each of them."""
     compiled: list[list[float]] = field(default_factory=list)
-    """Microseconds to enter a compiled program, of an argument, of a generated kernel, and around a call of PyTorch."""
+    """Microseconds to enter a compiled program, of an argument, of a generated kernel, around a call of PyTorch, and to
+    enter a compiled backward; after each round of steps."""
     gaps: list[list[float]] = field(default_factory=list)
     """Microseconds between two calls in forward, backward and optimizer of a larger step, on a CPU."""
 
@@ -136,7 +137,9 @@ def _add_line(line: dict[str, Any], runs: list[HostRun]) -> None:
         step.profiled.append(_columns(Profiled, line, len(step.calls)))
     else:
         ((kind, numbers),) = line.items()
-        getattr(run, kind).append(_numbers(numbers, {"sharded": 2, "gathered": 2, "compiled": 4, "gaps": 3}[kind]))
+        if kind == "compiled" and len(numbers) == 4:
+            numbers = [*numbers, numbers[0]]
+        getattr(run, kind).append(_numbers(numbers, {"sharded": 2, "gathered": 2, "compiled": 5, "gaps": 3}[kind]))
 
 
 def _columns(kind: Any, line: dict[str, Any], length: int | None = None) -> Any:
