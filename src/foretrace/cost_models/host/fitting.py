@@ -178,7 +178,8 @@ def _compiled(runs: Sequence[HostRun]) -> CompiledPrograms:
     found = [np.array(run.compiled) / round_paces(run, len(run.compiled))[:, None] for run in runs if run.compiled]
     if not found:
         return CompiledPrograms()
-    return CompiledPrograms(*np.round(np.median(np.concatenate(found), axis=0), 3).tolist(), measured=True)
+    entry, argument, kernel, call, backward = np.round(np.median(np.concatenate(found), axis=0), 3).tolist()
+    return CompiledPrograms(entry, argument, kernel, call, backward, measured=True)
 
 
 def round_paces(run: HostRun, rounds: int) -> Floats:
