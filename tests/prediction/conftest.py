@@ -42,4 +42,4 @@ def platform(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.setattr("foretrace.prediction.priced_step.price_host", price_host)
     monkeypatch.setattr("foretrace.prediction.modelled_work.price_kernels", price_kernels)
     parts = {"host": None, "fabric": None, "cross_device": None, "stack": None, "models": tmp_path}
-    return SimpleNamespace(name="by hand", device=device(gap=1.0, latency=2.0), **parts)
+    return SimpleNamespace(name="by hand", step_share=1.0, device=device(gap=1.0, latency=2.0), **parts)
