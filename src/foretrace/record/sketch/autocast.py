@@ -39,6 +39,9 @@ WIDEST = ("addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "gr
           "scatter_add")  # fmt: skip
 """Ops that run in the widest type among their arguments."""
 
+RESAMPLING = tuple(getattr(torch._C._nn, name) for name in FULL if "upsample" in name)
+"""What torch.compile decomposes before autocast sees it, so that it stays in the lower precision there."""
+
 Cast = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, Any]]
 HOMES: tuple[Any, ...] = (torch._C._VariableFunctions, torch.Tensor, F, torch._C._nn, torch._C._linalg)
 """Where the functions are found; those written in Python call one of the others."""
@@ -67,9 +70,11 @@ class CudaAutocast:
 
     def cast(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """The arguments of a function as autocast would cast them."""
-        if function in self._casts_of and torch.is_autocast_enabled("cuda"):
-            return self._casts_of[function](args, kwargs)
-        return args, kwargs
+        if function not in self._casts_of or not torch.is_autocast_enabled("cuda"):
+            return args, kwargs
+        if function in RESAMPLING and torch._guards.TracingContext.try_get() is not None:
+            return args, kwargs
+        return self._casts_of[function](args, kwargs)
 
     def _lower(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         wanted = torch.get_autocast_dtype("cuda")

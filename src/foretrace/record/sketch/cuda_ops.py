@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch._prims_common import compute_elementwise_output_strides
+from torch.fx.experimental.proxy_tensor import set_original_aten_op
 from torch.nn.modules._functions import SyncBatchNorm
 
 from foretrace.graph import Tensor
@@ -221,8 +222,8 @@ class FusedRmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, input: Any, shape: list[int], weight: Any, eps: float | None) -> Any:
         """The norm; statistics are saved for backward."""
-        with torch._C._AutoDispatchBelowAutograd():
-            made, saved = aten._fused_rms_norm(input, shape, weight, eps)
+        with torch._C._AutoDispatchBelowAutograd(), set_original_aten_op(aten._fused_rms_norm.default):
+            made, saved = aten._fused_rms_norm(input, shape, weight, eps)  # taken apart, which names no kernel
         ctx.save_for_backward(input, weight, saved)
         ctx.normalized_shape = shape
         return made

@@ -235,6 +235,45 @@ def test_autocast_attention_and_dropout_in_a_compiled_model_are_those_of_a_gpu()
     assert not any("left out" in note for note in graph.notes)
 
 
+@on_cuda
+def test_resampling_in_a_compiled_model_stays_in_the_lower_precision_as_torch_compile_keeps_it() -> None:
+    def building(compiled: bool) -> Callable[[], Callable[[], Any]]:
+        def build() -> Callable[[], Any]:
+            layer = torch.nn.Conv2d(4, 4, 1).to("cuda")
+            given = torch.randn(2, 4, 8, 8, device="cuda")
+
+            def resized(given: torch.Tensor) -> torch.Tensor:
+                return torch.nn.functional.interpolate(layer(given), scale_factor=2)
+
+            run = torch.compile(resized) if compiled else resized
+
+            def step() -> None:
+                with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+                    run(given)
+
+            return step
+
+        return build
+
+    def last_dtype(compiled: bool) -> str:
+        return [op for op in sketch(building(compiled), "cuda").ops if op.tensors][-1].tensors[-1].dtype
+
+    assert (last_dtype(compiled=True), last_dtype(compiled=False)) == ("bfloat16", "float32")
+
+
+@on_cuda
+@pytest.mark.skipif(not hasattr(torch.ops.aten, "_fused_rms_norm_backward"), reason="RMS norm is no call of its own")
+def test_kernels_of_an_rms_norm_are_named_after_it() -> None:
+    def build() -> Callable[[], Any]:
+        layer = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.RMSNorm(64)).to("cuda")
+        given, run = torch.randn(16, 64, device="cuda"), torch.compile(layer)
+        return lambda: run(given).sum().backward()
+
+    graph = sketch(build, "cuda")
+    assert any("_fused_rms_norm" in name for name in kernels(graph, "forward"))
+    assert not any("_mul" in name or "_rsqrt" in name for name in kernels(graph, "forward"))
+
+
 def test_a_compile_that_a_script_keeps_is_torchs_own_after_the_sketch() -> None:
     with compiled_regions(None):
         kept = torch.compile
