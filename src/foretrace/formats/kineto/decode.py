@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from contextlib import suppress
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Raw, Struct, field
@@ -13,6 +13,10 @@ from msgspec import Meta, Raw, Struct, field
 Id = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Sizes = Annotated[tuple[Id, ...], Meta(max_length=3)]
 _NOTHING = Raw(b"[]")
+if TYPE_CHECKING:
+    Phase = str
+else:  # one object for all events of a phase; Chrome's format has no other phases
+    Phase = Literal[tuple("BEXiICbnestfSTpFPNODMVvRc()")]
 
 
 class Args(Struct, frozen=True, gc=False):
@@ -51,7 +55,7 @@ class Args(Struct, frozen=True, gc=False):
 class Event(Struct, gc=False):
     """One event of the trace."""
 
-    ph: str = ""
+    ph: Phase = ""
     cat: str = ""
     name: str = ""
     pid: Id | str = 0
