@@ -6,17 +6,22 @@ import random
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 import gpt
 from foretrace.errors import ForetraceError
 from foretrace.graph import Graph, Job, OpTable
 from foretrace.platform.registry import load_platform
 from foretrace.prediction.fabric_choice import choose_fabric
+from foretrace.record.sketch.sketch import sketch
 from foretrace.whatif.changes import JobChanges
 from foretrace.whatif.grammar import read_changes
 from foretrace.whatif.plan_search import Simulator
 from foretrace.whatif.plans import Factor, PlanBounds, factors_of, features_of, plans_of, settings
 from tests.transforms.agreement import sketched
+from tests.transforms.parallel.steps import trained
+from tests.transforms.parallel.test_experts import TOKENS, WIDTH, Mixture
 
 
 def test_layouts_multiply_to_the_world() -> None:
@@ -52,6 +57,28 @@ def test_what_traces_the_step_anew_comes_before_what_it_would_undo() -> None:
 def test_fixed_settings_are_part_of_every_plan() -> None:
     found = plans_of(factors_of(Job([sketched(gpt)]), 4), ["tensor=2", "seq=16"])
     assert found and all("tensor=2" in plan and "seq=16" in plan for plan in found)
+
+
+def test_experts_of_a_mixture_are_divided_between_ranks_where_there_are_some() -> None:
+    step = trained(lambda: (nn.Sequential(Mixture(), Mixture()), torch.randn(TOKENS, WIDTH)))
+    job = Job([sketch(step, device="cuda")])
+    named = {factor.name: factor for factor in factors_of(job, 4)}
+    assert ("experts=2",) in named["experts"].choices and ("experts=8",) not in named["experts"].choices
+    plans = plans_of(list(named.values()))
+    assert any({"experts=2", "data=4"} <= {*plan} for plan in plans)
+    assert not any({"experts=4", "data=2"} <= {*plan} for plan in plans)
+    point, bounds = Simulator(job, "h200").whole(("data=4", "experts=2")), PlanBounds(job, load_platform("h200"), None)
+    assert point.memory_bytes and bounds.nbytes(("data=4", "experts=2")) < point.memory_bytes
+    assert "experts" not in {factor.name for factor in factors_of(Job([sketched(gpt)]), 4)}
+
+
+def test_many_blocks_are_checkpointed_by_quarters() -> None:
+    def checkpointing(layers: int) -> list[str]:
+        (found,) = (f for f in factors_of(Job([sketched(gpt, layers=layers)]), 4) if f.name == "checkpoint")
+        return [text for choice in found.choices for text in choice]
+
+    assert "checkpoint=3/4" in checkpointing(12) and "checkpoint=1/4" in checkpointing(12)
+    assert "checkpoint=3/4" not in checkpointing(4) and "checkpoint=1/2" in checkpointing(4)
 
 
 def test_features_tell_all_plans_apart() -> None:

@@ -193,9 +193,19 @@ def torchtitan_settings(given: Mapping[str, str]) -> list[str]:
     if "fuse" in given:
         sections["compile"] = {"enable": "true"}
     lines = [f"[{name}] {', '.join(f'{k} = {v}' for k, v in each.items())}" for name, each in sections.items() if each]
+    return [*lines, *_not_in_torchtitan(given)]
+
+
+def _not_in_torchtitan(given: Mapping[str, str]) -> Iterator[str]:
+    """Remarks on what torchtitan has no setting for.
+
+    >>> list(_not_in_torchtitan({"checkpoint": "3/4"}))
+    ['# torchtitan checkpoints all blocks or every so many: not 3/4 of them']
+    """
     if "zero1" in given and "sharded" not in given:
-        lines.append("# torchtitan has no ZeRO-1: without FSDP, every rank keeps all of the optimizer's states")
-    return lines
+        yield "# torchtitan has no ZeRO-1: without FSDP, every rank keeps all of the optimizer's states"
+    if "checkpoint" in given and not _activation_checkpoint(given["checkpoint"]):
+        yield f"# torchtitan checkpoints all blocks or every so many: not {given['checkpoint']} of them"
 
 
 def _pipeline_settings(given: Mapping[str, str]) -> dict[str, str]:
@@ -212,4 +222,4 @@ def _activation_checkpoint(mode: str) -> dict[str, str]:
         return {"mode": '"selective"', "selective_ac_option": '"op"'}
     if mode.startswith("1/"):
         return {"mode": '"selective"', "selective_ac_option": f'"{mode[2:]}"'}
-    return {"mode": '"full"'}
+    return {"mode": '"full"'} if mode == "*" else {}

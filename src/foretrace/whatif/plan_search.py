@@ -29,6 +29,7 @@ from foretrace.transforms.blocks import repeated_blocks
 from foretrace.transforms.resize.batch_sequence import batch_size
 from foretrace.whatif.changes import EditedJob
 from foretrace.whatif.plans import (
+    MIN_BLOCKS,
     Choice,
     Factor,
     Plan,
@@ -58,8 +59,6 @@ NOISE = 0.01
 """How far a simulation is off, as a standard deviation."""
 ALIKE = 4.0
 """Number of settings by which plans may differ and still tell much of each other."""
-MIN_BLOCKS = 12
-"""A step of fewer blocks is simulated as it is."""
 BLOCKS_A_STAGE = (2, 4)
 """Of each stage, where a step of many is simulated with few."""
 
@@ -95,8 +94,10 @@ class Simulator:
         given = settings(changes)
         stages = int(given.get("pipeline", 1)) * int(given.get("chunks", 1))
         few, more = (max(each * stages, 2) for each in (BLOCKS_A_STAGE if stages == 1 else (1, 2)))
-        if given.get("checkpoint") == "1/2" and stages > 1:
-            few, more = 2 * few, 2 * more
+        # Of checkpointed shares, each stage has whole ones.
+        each = stages * int(given.get("checkpoint", "").partition("/")[2] or 1)
+        few, more = (-(-blocks // each) * each for blocks in (few, more))
+        more = max(more, 2 * few)
         return (few, more) if self._blocks >= MIN_BLOCKS and few + more < self._blocks * 0.75 else None
 
     def extrapolated(self, changes: Choice) -> Point:

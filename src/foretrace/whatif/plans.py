@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import product
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +27,7 @@ from foretrace.platform.fabric import Fabric
 from foretrace.platform.platform import Platform
 from foretrace.prediction.rates import works
 from foretrace.transforms.blocks import all_repeated_blocks, block_index
+from foretrace.transforms.parallel.experts import expert_count
 from foretrace.transforms.resize.batch_sequence import batch_size
 from foretrace.transforms.weights import weights_of
 from foretrace.whatif.changes import JobChanges
@@ -38,6 +40,8 @@ BLOCKS_A_STAGE = 6
 """More than four stages have at least so many blocks each: fewer do not make up for the bubble."""
 BATCHES = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Batches of a rank that are tried, as multiples of the given one."""
+MIN_BLOCKS = 12
+"""A step of fewer blocks is simulated as it is, and every second of them checkpointed but not every fourth."""
 MICROBATCHES = (2, 4)
 """Microbatches of a pipeline that are tried, for each of its stages."""
 BUCKETS_MB = 100
@@ -171,11 +175,14 @@ def factors_of(job: Job, world: int, samples: int | None = None) -> list[Factor]
         mixed = [("sharded=on", "mixed=on")] if half and any(op.phase == "optimizer" for op in ops) else []
         others = [(f"buckets={BUCKETS_MB}",), ("zero1=on",), ("sharded=on",)]
         found.append(Factor("shards", [(), *others, *mixed]))
+        experts = [n for n in divisors(expert_count(ops)) if 1 < n <= world]
+        found += [Factor("experts", [(), *((f"experts={n}",) for n in experts)])] if experts else []
     free = batch is not None and samples is None
     sizes = sorted({max(round((batch or 1) * part), 1) for part in BATCHES} - {batch}) if free else []
     found.append(Factor("batch", [(), *((f"batch={size}",) for size in sizes)]))
     kept = any("_attention" in op.name for op in ops)
-    some = [("checkpoint=selective",)] * kept + [("checkpoint=1/2",), ("checkpoint=*",)]
+    parts = ("1/4", "1/2", "3/4") if len(blocks) >= MIN_BLOCKS else ("1/2",)
+    some = [("checkpoint=selective",)] * kept + [(f"checkpoint={part}",) for part in (*parts, "*")]
     found.append(Factor("checkpoint", [(), *some] if blocks else [()]))
     lower: list[Choice] = [("autocast=bf16",), *([("dtype=bf16", "mixed=on")] * shares)]
     found.append(Factor("precision", [(), *([] if half or not ops else lower)]))
@@ -275,7 +282,7 @@ class PlanBounds:
             return 0.0
         nbytes = self._gradients / (tensor * stages) * (0.5 if "dtype" in given else 1.0)
         rate: float = self._rate(data, tensor)
-        return nbytes * rate / (int(given.get("batch", self._batch)) * data)
+        return nbytes * rate / (int(given.get("batch", self._batch)) * data * int(given.get("experts", 1)))
 
     def _least_us_per_byte(self, data: int, tensor: int) -> float:
         """Of reduced gradients, among all sizes; as all_reduce, or scattered and gathered again."""
@@ -304,14 +311,16 @@ class PlanBounds:
             held = weights + (master + self._gradients + states) * kept / shards
         else:
             held = (self._weights + self._gradients + states) * kept
-        return held / (int(given.get("tensor", 1)) * int(given.get("pipeline", 1)))
+        # Experts of other ranks are not there: how much of the weights they are is not looked at.
+        return held / prod(int(given.get(name, 1)) for name in ("tensor", "pipeline", "experts"))
 
     def likely_bytes(self, changes: Choice) -> float:
         """Bytes on the fullest GPU with activations, roughly: what the search starts from, and then corrects."""
         given = settings(changes)
         tensor, stages, parts = (int(given.get(name, 1)) for name in ("tensor", "pipeline", "microbatches"))
         batch = int(given.get("batch", self._batch or 1)) / (self._batch or 1)
-        kept = {"": 1.0, "*": 1 / self._blocks}.get(given.get("checkpoint", ""), 0.5)
+        mode = given.get("checkpoint", "")
+        kept = {"": 1.0, "*": 1 / self._blocks, "1/4": 0.75, "3/4": 0.25}.get(mode, 0.5)
         in_flight = min(stages, parts) / parts / stages / tensor
         half = 0.5 if {"dtype", "autocast"} & given.keys() else 1.0
         return self.nbytes(changes) + self._activations * batch * kept * in_flight * half

@@ -36,6 +36,14 @@ def with_experts(draft: Draft, calls: Sequence[EditedCall], group: ProcessGroup)
     return made, gradients
 
 
+def expert_count(ops: Sequence[Op]) -> int:
+    """How many experts the mixtures of a step have; 1 where it has none, or none that can be split."""
+    try:
+        return min(_expert_weights(ops, set(weights_of(ops).weights), "", 1).values())
+    except ForetraceError:
+        return 1
+
+
 def _expert_weights(ops: Sequence[Op], weights: set[int], source: str, ranks: int) -> dict[int, int]:
     """Weights with a dimension for the experts, and the number of experts."""
     found = {
