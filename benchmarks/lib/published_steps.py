@@ -74,7 +74,8 @@ def simumax() -> Iterator[PublishedStep]:
         preset = one["model"].removeprefix("llama3-")
         model = _program("megatron_llama", preset=preset, layers=one["layer_num"], batch=microbatches)
         row = TableRow(model, "b200", float(one["real_ms"]), ",".join(parallel), "fuse=elementwise")
-        yield PublishedStep("simumax", one["case"].removesuffix("_cef"), row, float(one["real_alloc_gib"]))
+        reserved = float(one["max_reserved_mb_rank0"]) / 1024
+        yield PublishedStep("simumax", one["case"].removesuffix("_cef"), row, float(one["real_alloc_gib"]), reserved)
 
 
 def vtrain() -> Iterator[PublishedStep]:
