@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from foretrace.errors import ForetraceError
-from foretrace.fleet.adding import add_recordings, find_recordings
+from foretrace.fleet.adding import Task, add_recordings, find_recordings, reduce_task
 from foretrace.fleet.store import INDEX, Store
 from tests.processes import started, wait_until
 
@@ -136,3 +137,20 @@ def test_addresses_of_object_stores_are_read(store, traces):
     assert add_recordings(store, [f"file://{folder}"], workers=1).there == 2
     with pytest.raises(ForetraceError, match="does not exist"):
         add_recordings(store, [f"file://{folder}/none"], workers=1)
+
+
+def test_what_was_read_does_not_stay_in_memory(traces):
+    (found, *_) = find_recordings(str(traces(one=20.0)))
+    task = Task((found,), frozenset(), "", "h200")
+
+    def graphs() -> int:
+        return sum(type(one).__name__ in ("Graph", "Workings", "PartTimes") for one in gc.get_objects())
+
+    gc.collect()
+    gc.disable()  # as the command line does
+    try:
+        before = graphs()
+        reduce_task(task)
+        assert graphs() == before
+    finally:
+        gc.enable()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import shutil
@@ -282,7 +283,9 @@ def _reduced_on_ray(tasks: Sequence[Task], workers: int | None, address: str) ->
 
 def reduce_task(task: Task) -> list[Result]:
     """Reduce some recordings, one after the other."""
-    return [(one.path, _reduce_one(one, task)) for one in task.found]
+    results = [(one.path, _reduce_one(one, task)) for one in task.found]
+    gc.collect()  # the command line has switched it off, and thousands of steps would stay in memory
+    return results
 
 
 def _reduce_one(found: Found, task: Task) -> StepRecord | Broken | None:
