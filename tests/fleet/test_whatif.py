@@ -90,6 +90,13 @@ def test_kernels_on_another_device_are_close_to_a_prediction_of_the_original(sto
     assert float(there.sum()) == pytest.approx(predict(load(RECORDING), platform).kernel_ms, rel=0.12)
 
 
+def test_a_change_of_what_is_not_critical_saves_nothing_at_all(tmp_path):
+    fleet = Store.open(tmp_path / "one", create=True)
+    add_recordings(fleet, [str(RECORDING)], workers=1)
+    # Its host takes many times as long as its device.
+    assert saved(fleet, "a tenth faster", "matrix product") == pytest.approx(0.0, abs=1e-12)
+
+
 def test_an_empty_store_says_what_to_do(store):
     with pytest.raises(ForetraceError, match="holds no recording"):
         fleet_whatif(store)

@@ -109,8 +109,9 @@ class FleetResponse:
         for name, factor in scale.items():
             paths[:, _PLACE[name]] *= factor[self.row] if isinstance(factor, np.ndarray) else factor
         found = self.step_ms.copy()
-        longest = np.maximum.reduceat(paths.sum(axis=1), self.first[self.known])
-        found[self.known] = longest
+        # Relative to the same paths as they were: these are rounded, and a change that changes nothing saves nothing.
+        longest, before = (np.maximum.reduceat(one.sum(axis=1), self.first[self.known]) for one in (paths, self.paths))
+        found[self.known] *= np.divide(longest, before, out=np.ones(len(before)), where=before > 0)
         return found
 
     @cached_property
