@@ -32,6 +32,7 @@ CAUTIONS = (
     "the batch may be another: ",
     "several processes are taken for one rank: ",
     "most device time is left out: ",
+    "kernels are missing: ",
 )
 """How notes begin that headlines show: another step may have been sketched than the one that would run, or its time is
 mostly guessed."""

@@ -229,8 +229,8 @@ def _contradictions(graph: Graph) -> list[str]:
     captures = calls.names.matching(lambda name: "BeginCapture" in name).any()  # what is captured runs later
     if lost.sum() > SEVERAL * launches.sum() and not captures:
         notes.append(
-            f"{int(lost.sum()):,} of {int(launches.sum()):,} launches have no kernel in the trace: the device worked "
-            "longer than is shown"
+            f"kernels are missing: {int(lost.sum()):,} of {int(launches.sum()):,} launches have none in the trace; the "
+            "device worked longer than is shown"
         )
     early = calls.start[kernels.call[known]] - kernels.start[known]
     if (early > 0).mean() > SEVERAL:
