@@ -55,7 +55,8 @@ def measured(folder: Path, paths: list[Path], every: bool) -> list[dict[str, Any
             row(f"adding {count:,}", took, ADD_S * count / COUNT, cpu, gigabytes)
             | {"for 10,000 at two cores": round(cpu / count * COUNT / WORKERS)}
         )
-    whole = store if every else replicated(folder / "whole", store, runs)
+        print(rows[-1], file=sys.stderr, flush=True)
+    whole = store if every else replicated(folder / "whole", store, runs, len(paths))
     size = (whole / "index.parquet").stat().st_size / COUNT / 1e3
     rows.append({"what": "kB of the index a recording", "seconds": size, "limit": KILOBYTES, "holds": size < KILOBYTES})
     for what, limit, command in (
@@ -66,6 +67,7 @@ def measured(folder: Path, paths: list[Path], every: bool) -> list[dict[str, Any
     ):
         took, cpu, gigabytes = timed(*command)
         rows.append(row(what, took, limit, cpu, gigabytes))
+        print(rows[-1], file=sys.stderr, flush=True)
     return rows
 
 
@@ -79,9 +81,12 @@ def variant(path: Path, out: Path, number: int) -> None:
     timings.write_text(json.dumps({**about, "variant": number}))
 
 
-def replicated(path: Path, sample: Path, runs: Path) -> Path:
-    """A store of all variants, of the records of a sample: as if each had been added from its place."""
-    records = sorted(Store.open(sample).records(), key=lambda record: record.source)
+def replicated(path: Path, sample: Path, runs: Path, steps: int) -> Path:
+    """A store of all variants, of the records of a sample: as if each had been added from its place.
+
+    The first of the sample are of one variant of each of the recorded steps.
+    """
+    records = sorted(Store.open(sample).records(), key=lambda record: record.source)[:steps]
     hours = heavy_tail(COUNT)
     store = Store.open(path, create=True)
     found = list(find_recordings(str(runs)))
