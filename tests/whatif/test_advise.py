@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 import gpt
@@ -9,7 +11,9 @@ from foretrace.errors import ForetraceError
 from foretrace.graph import Graph, Job, OpTable
 from foretrace.whatif.advise import advise
 from foretrace.whatif.plan_lines import lines, torchtitan_settings
-from foretrace.whatif.plans import Plan, settings
+from foretrace.whatif.plan_search import Simulator
+from foretrace.whatif.plans import Choice, Plan, settings
+from foretrace.whatif.points import Point
 from tests.transforms.agreement import sketched
 
 
@@ -99,3 +103,18 @@ def test_torchtitan_has_no_zero_1_and_is_not_said_to() -> None:
     first, *_, last = torchtitan_settings(settings(["data=4", "zero1=on"]))
     assert first == "[parallelism] data_parallel_replicate_degree = 4, data_parallel_shard_degree = 1"
     assert last.startswith("# torchtitan has no ZeRO-1")
+
+
+def test_interrupted_it_gives_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Choice] = []
+    simulated = Simulator.points
+
+    def points(self: Simulator, plans: Sequence[Choice], whole: bool) -> list[Point]:
+        if len(seen) >= 6:
+            raise KeyboardInterrupt
+        seen.extend(plans)
+        return simulated(self, plans, whole)
+
+    monkeypatch.setattr(Simulator, "points", points)
+    found = advise(Job([sketched(gpt)]), world=4)
+    assert found.plans and found.simulated == 6 and "interrupted: these are the best so far" in found.notes
