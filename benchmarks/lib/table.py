@@ -16,6 +16,7 @@ from typing import Any
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 H200 = "one NVIDIA H200, a Xeon with 16 cores, Python 3.12, torch 2.11.0+cu130"
 XEON = "a Xeon with 16 cores, Python 3.12, torch 2.11.0"
+RTX_4090 = "one RTX 4090, torch 2.9.1, by the authors of timm"
 """Machines that truth was measured on: a benchmark that reads it names one of them as its ``MEASURED_ON``."""
 
 

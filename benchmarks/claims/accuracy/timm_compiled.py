@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.claims.accuracy.accuracy_single import geomean
-from benchmarks.lib.table import keep
+from benchmarks.lib.table import RTX_4090, keep
 from benchmarks.truth.sketched import keep_sketch
 from foretrace import load
 from foretrace.platform.platform import Platform
@@ -34,7 +34,7 @@ from foretrace.record.sketch.sketch import sketch
 TABLES = {"eager": "benchmark-infer-amp-nchw-pt291-cu128-4090.csv.gz",
           "compiled": "benchmark-infer-amp-nchw-pt291-cu128-4090-dynamo.csv.gz"}  # fmt: skip
 GPU = "rtx-4090"
-MEASURED_ON = "one RTX 4090, torch 2.9.1, by the authors of timm"
+MEASURED_ON = RTX_4090
 CORRELATION = 0.8
 Key = tuple[str, int, int]
 """A model, the side of its images, and the batch."""
