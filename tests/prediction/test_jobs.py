@@ -21,6 +21,7 @@ from foretrace.prediction.fabric_choice import fabric_of
 from foretrace.prediction.overrides import RankOverrides
 from foretrace.prediction.predict import predict_on_own_machine, predict_on_platform
 from foretrace.prediction.scaling import at_world
+from foretrace.report.step import step_facts
 from tests.analysis.builders import Call, Orphan, all_reduce, job, launch, rank, sync, wait_event
 from tests.narrowing import present
 
@@ -150,6 +151,31 @@ def test_what_ran_before_the_trace_began_starts_when_it_did(fabric: Fabric) -> N
     early = rank(Orphan(0.0, 250.0), *_calls(one_rank(100.0)), number=0, world=2)
     forecast = predict_on_own_machine(job(early, one_rank(100.0, number=1)), fabric)
     assert forecast.device_span_ms == pytest.approx((250 + 20 + TAKES + 11) / 1e3, rel=0.05)
+
+
+@pytest.mark.parametrize("before", [0, 2])
+def test_a_forecast_tells_kernels_of_its_step_from_those_that_were_launched_before_it(before: int) -> None:
+    earlier = [Orphan(100.0 * number, 100.0 * number + 100.0) for number in range(before)]
+    ready = 100.0 * before + 30.0
+    calls: list[Any] = [Call("aten::mm", 0, 20), launch(5, 10, (ready, ready + 50)), Call("aten::mm", 20, 400)]
+    calls.append(sync(30, 390))
+    forecast = predict_on_own_machine(Job([rank(*earlier, *calls, steps=[Span("ProfilerStep#3", 0.0, 400.0)])]))
+    assert forecast.kernels == 1
+    assert forecast.ranks[0].launched_before_ms == pytest.approx(0.1 * before)
+    assert forecast.to_dict()["ranks"][0]["launched_before_ms"] == pytest.approx(0.1 * before)
+    about = {name: text for name, _, text in step_facts(forecast)}
+    assert ("launched before" in about["step"]) == ("launched before the step" in about["device"]) == bool(before)
+
+
+def test_kernels_without_any_launch_in_a_trace_are_those_of_the_step() -> None:
+    forecast = predict_on_own_machine(Job([rank(Call("aten::mm", 0, 400), Orphan(50.0, 150.0), Orphan(150.0, 250.0))]))
+    assert forecast.kernels == 2 and forecast.ranks[0].launched_before_ms == 0.0
+
+
+def test_kernels_on_a_stream_without_any_launch_are_those_of_the_step() -> None:
+    graph = rank(Call("aten::mm", 0, 400), launch(5, 10, (30, 50), stream=8), Orphan(50.0, 150.0), Orphan(150.0, 250.0))
+    forecast = predict_on_own_machine(Job([graph]))
+    assert forecast.kernels == 3 and forecast.ranks[0].launched_before_ms == 0.0
 
 
 def _calls(graph: Graph) -> list[Any]:

@@ -35,7 +35,7 @@ from foretrace.analysis.report import (
 )
 from foretrace.graph import Graph, Job
 from foretrace.graph.graph import chosen_step, cut_to_step
-from foretrace.graph.tables import LAUNCH, KernelTable, distinct, median
+from foretrace.graph.tables import LAUNCH, KernelTable, launched_before, median
 from foretrace.simulation.critical_path import critical_path
 from foretrace.simulation.task_graph import total
 
@@ -129,15 +129,9 @@ def _rank_reports(
 
 
 def _launched_before_ms(whole: Graph, kernels: KernelTable) -> float:
-    """Time of a step in which the device does what was launched before the trace began: without a launch in the trace,
-    and ahead of the first kernel on its stream that has one, since a stream runs its work in the order of launches.
-    """
-    known, earlier = whole.kernels.call >= 0, np.zeros(len(kernels), bool)
-    for stream in distinct(kernels.stream[kernels.call < 0]).tolist():
-        first = whole.kernels.start[known & (whole.kernels.stream == stream)].min(initial=np.inf)
-        if np.isfinite(first):
-            earlier |= (kernels.stream == stream) & (kernels.call < 0) & (kernels.start < first)
-    return total(kernels.start[earlier], kernels.end[earlier]) / 1e3
+    """Time of a step in which the device does what was launched before the trace began."""
+    earlier = kernels.rows(launched_before(whole.kernels, kernels, certain=True))
+    return total(earlier.start, earlier.end) / 1e3
 
 
 def _add_rank_means(report: StepReport, segments: list[Segments]) -> None:

@@ -195,7 +195,7 @@ class RankReport:
     queue_depth: QueueDepth = field(default_factory=QueueDepth)
     peak_memory_bytes: int | None = None
     launched_before_ms: float = 0.0
-    """Device time whose launch came before the trace began."""
+    """Device time whose launch came before the trace began; of a predicted rank, before its step."""
 
 
 @dataclass(slots=True)
@@ -259,6 +259,7 @@ class StepReport(NotebookDocument):
     kernel_ms: float = 0.0
     """Sum of kernel times."""
     kernels: int = 0
+    """How many a predicted step launches."""
     unrecorded_launches: int = 0
     """Launches of a measured step of which the source has no kernel at all."""
     exposed_communication_ms: float = 0.0
@@ -421,7 +422,7 @@ def _predicted_fields(report: StepReport) -> dict[str, Any]:
                 "wait_ms": rank.wait_ms,
                 "communication_ms": rank.communication.communication_ms,
                 "exposed_communication_ms": rank.communication.exposed_ms,
-                "bubble_ms": rank.bubble_ms, "host_ms": rank.host_ms,
+                "bubble_ms": rank.bubble_ms, "host_ms": rank.host_ms, "launched_before_ms": rank.launched_before_ms,
             }
             for rank in report.ranks
         ],

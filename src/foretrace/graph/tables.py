@@ -239,7 +239,7 @@ class KernelTable(Table):
     names: Names
 
 
-def launched_before(every: KernelTable, kernels: KernelTable) -> NDArray[np.bool_]:
+def launched_before(every: KernelTable, kernels: KernelTable, certain: bool = False) -> NDArray[np.bool_]:
     """Which kernels were launched before all calls of a trace or a step: without a launch, and ahead of the first that
     has one on their stream, since a stream runs its work in the order of launches.
 
@@ -251,12 +251,14 @@ def launched_before(every: KernelTable, kernels: KernelTable) -> NDArray[np.bool
         All kernels of the trace or the step.
     kernels
         The kernels in question.
+    certain
+        Leave out kernels of streams on which none has a launch: these may be of a CUDA graph.
     """
     unknown, known = kernels.call < 0, every.call >= 0
     first = np.full(len(kernels), np.inf if known.any() else -np.inf)
     for stream in distinct(kernels.stream[unknown]).tolist() if known.any() else ():
         here = every.start[known & (every.stream == stream)]
-        first[kernels.stream == stream] = here.min() if len(here) else np.inf
+        first[kernels.stream == stream] = here.min() if len(here) else -np.inf if certain else np.inf
     return np.asarray(unknown & (kernels.op < 0) & (kernels.start < first))
 
 

@@ -60,7 +60,7 @@ def build_report(job: Job, done: SimulatedJob, device: Device | None) -> StepRep
         step_ms=step_ms,
         device_span_ms=device_span(graphs),
         kernel_ms=float(np.mean([rank.kernel_ms for rank in ranks])),
-        kernels=round(float(np.mean([len(graph.kernels) for graph in graphs]))),
+        kernels=round(float(np.mean([(~launched_before(g.kernels, g.kernels, certain=True)).sum() for g in graphs]))),
         exposed_communication_ms=float(np.mean([rank.communication.exposed_ms for rank in ranks])),
         hidden_communication_ms=float(np.mean([rank.communication.hidden_ms for rank in ranks])),
         peak_memory_bytes=need.allocated if need else None,
@@ -134,6 +134,9 @@ def add_idle(report: StepReport, done: SimulatedJob, windows: Sequence[tuple[flo
     """Add how long devices are active and idle in the time window of each rank, by cause, and what limits the step."""
     graphs = [without_host_collective_kernels(graph) for graph in done.graphs]
     kernels = [kernels_in(graph, *window) for graph, window in zip(graphs, windows)]
+    for rank, graph, table in zip(report.ranks, graphs, kernels):
+        earlier = table.rows(launched_before(graph.kernels, table, certain=True))
+        rank.launched_before_ms = total(earlier.start, earlier.end) / 1e3
     report.device_active_ms = float(np.mean([total(table.start, table.end) for table in kernels])) / 1e3
     window_ms = float(np.mean([end - start for start, end in windows])) / 1e3
     report.device_idle_ms = max(window_ms - report.device_active_ms, 0.0)

@@ -163,7 +163,9 @@ def step_facts(report: StepReport) -> list[Fact]:
 
 def _predicted_facts(report: StepReport) -> Iterator[Fact]:
     likely = f"80 %: {ms(report.low_ms)} – {ms(report.high_ms)}"
-    yield "step", f"{ms(report.step_ms)} ms", f"({likely}) {_predicted_limit(report)}"
+    before = sum(rank.launched_before_ms for rank in report.ranks) / max(len(report.ranks), 1)
+    other = f"; {ms(before)} ms of it for what was launched before" if before > OUTSIDE_OPS * report.step_ms else ""
+    yield "step", f"{ms(report.step_ms)} ms", f"({likely}) {_predicted_limit(report)}{other}"
     if report.span_ms and report.span_ms != report.step_ms:
         yield "span", f"{ms(report.span_ms)} ms", "from the first rank's start to the last one's end"
     if report.step_ms_back_to_back is not None:
@@ -177,6 +179,7 @@ def _predicted_facts(report: StepReport) -> Iterator[Fact]:
         named = ", ".join(f"{row.name} {percent(row.share)}" for row in report.by_family[:FAMILIES_NAMED])
         more = ", …" if len(report.by_family) > FAMILIES_NAMED else ""
         active = f"active in {plural(report.kernels, 'kernel')}: {named}{more}"
+        active += f"; {ms(before)} ms of it in others, launched before the step" if before else ""
         yield "device", f"{ms(report.device_active_ms)} ms", active
     if report.exposed_communication_ms or report.hidden_communication_ms:
         hidden = f"exposed; {ms(report.hidden_communication_ms)} ms more overlap with other work"
