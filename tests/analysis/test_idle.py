@@ -10,6 +10,7 @@ from foretrace.analysis.host_time import host_segments
 from foretrace.analysis.measure import measure_step
 from foretrace.graph import Graph, Job, Names, Span
 from foretrace.graph.tables import ANNOTATION, FUNCTION, ActivityTable
+from foretrace.report.step import step_facts
 from foretrace.simulation.task_graph import SYNC
 from tests.analysis.builders import MAIN, Call, Orphan, Runtime, launch, rank, sync
 
@@ -133,6 +134,18 @@ def test_collecting_garbage_and_waiting_for_a_lock_have_their_names() -> None:
 def test_launched_work_that_does_not_start_is_no_fault_of_the_host() -> None:
     seen = measure_step(rank(Call("aten::mm", 0, 50), launch(10, 20, (5000, 5100))))
     assert seen.bound == "queue" and seen.idle[0].cause == "queued"
+
+
+def test_what_a_device_does_before_its_first_recorded_event_is_unknown() -> None:
+    late = Call("aten::mm", 0, 50), launch(10, 20, (5000, 5100))
+    seen = measure_step(rank(*late))
+    assert seen.idle[0].name == "before the first recorded device event"
+    (headline, *_) = [about for name, _, about in step_facts(seen) if name == "step"]
+    assert "unknown" in headline and "4.98 ms before the first recorded device event" in headline
+    assert "does not start" not in headline
+    seen = measure_step(rank(Call("aten::add", -50, -10), launch(-40, -35, (-30, -20)), *late))
+    assert (seen.idle[0].cause, seen.idle[0].name) == ("queued", "")
+    assert any("work is launched and does not start" in about for _, _, about in step_facts(seen))
 
 
 def test_a_step_whose_work_all_runs_after_it_is_not_limited_by_the_host() -> None:

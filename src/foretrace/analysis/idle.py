@@ -10,7 +10,7 @@ import numpy as np
 from foretrace.analysis.activities import Activities
 from foretrace.analysis.critical_path import LATENCY_US
 from foretrace.analysis.host_time import KINDS, Segments, cut_at
-from foretrace.analysis.report import LATENCY, NO_EVENT, QUEUED, IdleRow
+from foretrace.analysis.report import LATENCY, NO_EVENT, QUEUED, UNRECORDED, IdleRow
 from foretrace.graph import Graph, OpTable
 from foretrace.graph.tables import Floats, Ints, KernelTable, distinct, launched_before
 from foretrace.simulation.task_graph import T1, T4, merged
@@ -66,7 +66,9 @@ def idle_rows(
     found: dict[tuple[str, str], float] = defaultdict(float)
     late = ends - launched
     found[LATENCY, ""] = float(late[(late > 0) & (late <= LATENCY_US)].sum())
-    found[QUEUED, ""] = float(late[late > LATENCY_US].sum())
+    unrecorded = ends <= graph.kernels.start.min()
+    found[QUEUED, UNRECORDED] = float(late[(late > LATENCY_US) & unrecorded].sum())
+    found[QUEUED, ""] = float(late[(late > LATENCY_US) & ~unrecorded].sum())
     _add_host(ops, segments, begins, launched, thread.astype(np.int32), main, found)
     total = sum(found.values())
     rows = [IdleRow(*key, us / 1e3, us / total) for key, us in found.items() if us > 0]

@@ -26,6 +26,8 @@ OWN_MACHINE = "its own machine"
 LATENCY, QUEUED, NO_EVENT = "latency", "queued", "no event"
 """Causes of idle time: from a launch to its start; work that was launched and does not start; a host of
 which nothing is recorded."""
+UNRECORDED = "before the first recorded device event"
+"""The name of queued time of which nobody knows whether the device idles: it may do work that is not recorded."""
 HOST_BOUND, BARELY_IDLE = 0.3, 0.1
 """Where the device idles for more than the first share of the step, it does not limit it; nor does it from the second
 on, where the host is busy for longer than the device."""

@@ -9,6 +9,7 @@ from rich.console import RenderableType
 
 from foretrace.analysis.report import (
     OWN_MACHINE,
+    UNRECORDED,
     CollectiveRow,
     PathRow,
     RankReport,
@@ -331,6 +332,8 @@ def _mostly(report: StepReport) -> str:
         return ""
     if report.bound is None:
         return "; most of that time has no events of the host"
+    if report.bound == "queue" and (unseen := _unrecorded_ms(report)):
+        return f", {ms(unseen)} ms {UNRECORDED}, perhaps with earlier work"
     cause, spent = next(iter(report.idle_causes.items()))
     meaning = f" ({CAUSES[cause]})" if cause in OVERHEADS else ""
     return f", {ms(spent)} ms for {cause}{meaning}"
@@ -340,7 +343,15 @@ def _bound(report: StepReport, step_ms: float) -> str:
     idle = report.device_idle_ms
     bound = report.bound or bound_by(step_ms, idle, report.idle_causes)
     idles = f"device idle {percent(idle / step_ms if step_ms else 0.0)}"
+    if bound == "queue" and _unrecorded_ms(report):
+        return f"what limits it is unknown: no device work is recorded in {percent(idle / step_ms)}"
     return f"{BOUND[bound]}: {idles}" if bound else idles
+
+
+def _unrecorded_ms(report: StepReport) -> float:
+    """Idle time in which launched work waits for what may not be recorded, where that is most of it; else 0."""
+    spent = sum(row.ms for row in report.idle if row.name == UNRECORDED)
+    return spent if spent > report.device_idle_ms / 2 else 0.0
 
 
 def held_back(report: StepReport, others: str) -> str:
