@@ -142,13 +142,16 @@ def plural(count: int, noun: str) -> str:
 
 
 def change(before: float, after: float, *, unit: str = "ms") -> str:
-    """A time before and after, with the relative change.
+    """A time before and after, with the relative change, which is -100 % only where nothing is left.
 
     >>> change(20.0, 15.0), change(0.0, 1.0), change(20.0, 19.99)
     ('20.0 → 15.0 ms (-25 %)', '0 → 1.00 ms', '20.0 → 20.0 ms (+0 %)')
+    >>> change(99.3, 0.388), change(20.0, 0.0)
+    ('99.3 → 0.388 ms (-99.6 %)', '20.0 → 0 ms (-100 %)')
     """
-    more = round((after - before) / before, 2) + 0.0 if before else 0.0  # no -0.0
-    share = f" ({100 * more:+.0f} %)" if before else ""
+    exact = (after - before) / before if before else 0.0
+    more = round(exact, 2) + 0.0  # no -0.0
+    share = f" ({signed(exact) if more == -1 else f'{100 * more:+.0f} %'})" if before else ""
     return f"{ms(before)} → {ms(after)} {unit}{share}"
 
 

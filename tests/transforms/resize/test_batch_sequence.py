@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
@@ -15,6 +16,7 @@ import foretrace as ft
 import gpt
 import resnet
 from foretrace.graph import Constant, ForetraceError, Graph, Op, OpTable, Tensor
+from foretrace.graph.graph import cautions
 from foretrace.transforms.resize.batch_sequence import batch, batch_size, resizable_batch, sequence
 from tests.transforms.agreement import assert_same, shapes, sketched, sketched_now
 
@@ -73,6 +75,39 @@ def test_an_unsupported_operator_is_noted_where_its_results_do_not_follow(made: 
     x, y = Tensor((64, 8), "float32", id=0, storage=0), Tensor(made, "float32", id=1, storage=1)
     found = batch(Graph(OpTable.of([Op("my::own", (x,), outputs=(y,), overload="default")])), 128)
     assert any("the meta device does not support my::own" in note for note in found.notes) == said
+
+
+def products(resized: int, fixed: int) -> Graph:
+    """Data of a batch of 64, matrix products of it, and others of what a custom operator makes of it."""
+    x, weight = (
+        Tensor((64, 8), "float32", "cpu", (8, 1), id=0, storage=0),
+        Tensor((8, 8), "float32", "cpu", (8, 1), id=1),
+    )
+    own = Tensor((7, 8), "float32", "cpu", (8, 1), id=2, storage=2)
+    ops = [Op("my::own", (x,), outputs=(own,), overload="default", phase="forward")]
+    for number, given in enumerate([x] * resized + [own] * fixed, 3):
+        made = replace(given, id=number, storage=number)
+        ops.append(
+            Op("aten::mm", (given, replace(weight, storage=1)), outputs=(made,), overload="default", phase="forward")
+        )
+    return Graph(OpTable.of(ops))
+
+
+def test_a_batch_that_changes_no_matrix_product_is_refused() -> None:
+    why = (
+        "no matrix product or convolution of .*, of 3, changes with a batch of 64; the meta device does not support my"
+    )
+    with pytest.raises(ForetraceError, match=why) as refused:
+        batch(products(resized=0, fixed=3), 128, 64)
+    assert "--batch-was" in str(refused.value.advice)
+
+
+@pytest.mark.parametrize(("resized", "fixed", "cautioned"), [(1, 3, True), (3, 1, False)])
+def test_a_batch_that_changes_few_matrix_products_comes_with_a_caution(
+    resized: int, fixed: int, cautioned: bool
+) -> None:
+    found = cautions(batch(products(resized, fixed), 128, 64).notes)
+    assert any("only 1 of 4 matrix products" in note for note in found) == cautioned
 
 
 def test_the_parts_of_an_exchange_change_with_its_buffers() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from math import expm1, log2
 from typing import Any
@@ -19,6 +19,8 @@ from foretrace.transforms.step import StepTemplate, layout_key
 
 GUESSED = ("batch", "seq", "hidden")
 """Sizes whose recorded value is guessed, so that a user may state it: ``batch=64/16``."""
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "_scaled_mm")
+"""Matrix products, which a batch goes through, as it does through convolutions."""
 
 
 class Resizable:
@@ -54,6 +56,7 @@ class Resizable:
         self._shapes = StepShapes(step, probe, certain=True)
         tensors = propagate(self._shapes, self._found, probe)
         self._changing = [p for p in places if self._found.kinds[p] >= 0 or _changes(step.calls[p], tensors)]
+        self._caution = self._unchanged_layers(tensors) if what == "batch" else []
         calls, changing = ([step.calls[place] for place in some] for some in (places, self._changing))
         self._template = StepTemplate(graph, calls, changing)
         self._found.inputs = {slot: dims for slot, dims in self._found.inputs.items() if slot not in large_enough}
@@ -63,6 +66,25 @@ class Resizable:
         if self._what in GUESSED:
             advice += f"; state another with {self._what}={new}/OLD"
         return ForetraceError(f"{wanted} can't be propagated through {error}", f"{advice}.")
+
+    def _unchanged_layers(self, tensors: dict[int, Tensor]) -> list[str]:
+        """A caution where most matrix products and convolutions keep their sizes; raises where all of them do.
+
+        Then something else was resized than the batch that the layers are given, or only a part of the way to them.
+        """
+        layers = [call for call in self._step.calls if call.op.phase != "optimizer" and _is_product(call.op.name)]
+        resized = sum(bool(_resized_sides(call, tensors)) for call in layers)
+        stopped = ", ".join(self._unsupported(tensors))
+        if layers and not resized:
+            raise ForetraceError(
+                f"no matrix product or convolution of {self._graph.title}, of {len(layers):,}, changes with a batch of "
+                f"{self._change.old}{stopped and f'; the meta device does not support {stopped}'}",
+                "The layers are given something else, or what lies before them can't be resized. If the recorded batch "
+                "was another, state it: --batch-was OLD, or batch=NEW/OLD.",
+            )
+        most = 2 * resized < len(layers)
+        which = f"only {resized:,} of {len(layers):,} matrix products and convolutions change with it"
+        return [f"the batch may be another: {which}; state it with --batch-was"] if most else []
 
     def to(self, new: int) -> Graph:
         """The step with that size."""
@@ -88,15 +110,22 @@ class Resizable:
             replace(c, nbytes=_collective_bytes(c.nbytes, self._graph.ops[c.op], made.ops[c.op])) if c.op >= 0 else c
             for c in made.collectives
         ]
-        made.notes += [f"{self._what}: {new:,} instead of {change.old:,}", *self._unsupported(tensors)]
+        unsupported = [
+            f"the meta device does not support {name}: its results are assumed to keep their sizes"
+            for name in self._unsupported(tensors)
+        ]
+        made.notes += [f"{self._what}: {new:,} instead of {change.old:,}", *unsupported, *self._caution]
         return made
 
-    def _unsupported(self, tensors: dict[int, Tensor]) -> Iterator[str]:
-        """Notes on custom operators whose arguments changed, and whose results are assumed not to."""
+    def _unsupported(self, tensors: dict[int, Tensor]) -> list[str]:
+        """Custom operators whose arguments changed, and whose results are assumed not to."""
         changing = (self._step.calls[place] for place in self._changing)
         custom = (call for call in changing if call.made and operator_path(call.op.name, call.op.overload) is None)
-        for name in dict.fromkeys(call.op.name for call in custom if _resized_sides(call, tensors) == {"read"}):
-            yield f"the meta device does not support {name}: its results are assumed to keep their sizes"
+        return list(dict.fromkeys(call.op.name for call in custom if _resized_sides(call, tensors) == {"read"}))
+
+
+def _is_product(name: str) -> bool:
+    return name.removeprefix("aten::").rstrip("_") in PRODUCTS or "convolution" in name
 
 
 def check_size(what: str, size: int) -> int:
