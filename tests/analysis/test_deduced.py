@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from foretrace.analysis.deduced import deduce_copied_memory, deduce_list_dtypes, uses_tf32
+from foretrace.analysis.deduced import deduce_copied_memory, deduce_list_dtypes, rename_old_gradients, uses_tf32
 from foretrace.analysis.dispatched import dispatched_calls
 from foretrace.cost_models.kernels.pricing import price_kernels
 from foretrace.graph import Constant, Graph, Names, Op, OpTable, Tensor
@@ -79,3 +79,17 @@ def test_a_step_of_deduced_precision_keeps_what_its_recording_says():
     assert dispatched_calls(graph).calls.settings == {"matmul_precision": "highest"}
     graph.settings = {}
     assert dispatched_calls(graph).calls.tf32.gemms
+
+
+def test_a_convolution_of_an_old_trace_has_the_sizes_that_its_gradient_tells():
+    x, grad, weight = (Tensor(shape, "float32") for shape in ((8, 16, 14, 14), (8, 32, 7, 7), (32, 16, 3, 3)))
+    unknown = Constant("object", "GenericList")
+    forward = Op("aten::convolution", (x, weight, None, unknown, unknown, unknown, True, unknown, 1))
+    other = Op("aten::convolution", (grad, weight, None, unknown, unknown, unknown, True, unknown, 1))
+    backward = Op(
+        "aten::cudnn_convolution_backward", (x, grad, weight, unknown, unknown, unknown, 1, False, False, True)
+    )
+    rename_old_gradients([forward, other, backward])
+    assert forward.args[3:7] == ([2, 2], [1, 1], unknown, False)
+    assert other.args[3] is unknown
+    assert backward.name == "aten::convolution_backward" and backward.args[0] is grad

@@ -14,6 +14,8 @@ from functools import partial
 from foretrace.graph import Constant, Op, Tensor, Value
 from foretrace.graph.tables import KernelTable, distinct
 
+OLD_GRADIENTS = ("aten::cudnn_convolution_backward", "aten::miopen_convolution_backward")
+"""What autograd called for a convolution before PyTorch 1.11."""
 TO_DEVICE, TO_HOST = "Memcpy HtoD", "Memcpy DtoH"
 COPY, CONVERSION = "aten::copy_", "aten::_to_copy"
 HOST, DEVICE = "cpu", "cuda:0"
@@ -61,6 +63,44 @@ def _completed(value: Value, seen: Mapping[tuple[int, ...], Tensor], recent: str
             each = replace(each, dtype=alike.dtype, stride=alike.stride)
         found.append(each)
     return found
+
+
+def rename_old_gradients(ops: Sequence[Op]) -> None:
+    """Give gradients of convolutions in traces of old versions the name and the arguments of today, in place.
+
+    Such traces have no strides, nor whether a convolution is transposed: it is not, and the strides of it and of its
+    gradient follow from the sizes of both.
+
+    >>> x, grad, weight = (Tensor(shape, "float32") for shape in ((8, 3, 9, 9), (8, 4, 5, 5), (4, 3, 3, 3)))
+    >>> unknown = [Constant("object", "GenericList")] * 3
+    >>> forward = Op("aten::convolution", (x, weight, None, *unknown, False, None, 1))
+    >>> backward = Op("aten::cudnn_convolution_backward", (x, grad, weight, *unknown, 1, False, False, True, None))
+    >>> rename_old_gradients([forward, backward])
+    >>> backward.name, backward.tensors[0].shape, backward.args[4], forward.args[3:5]
+    ('aten::convolution_backward', (8, 4, 5, 5), [2, 2], ([2, 2], [1, 1]))
+    """
+    deduced: dict[tuple[tuple[int, ...], ...], list[Value]] = {}
+    for op in ops:
+        if op.name not in OLD_GRADIENTS or len(op.args) < 7:
+            continue
+        given, grad, weight, padding, stride, dilation, groups = op.args[:7]
+        if not (isinstance(given, Tensor) and isinstance(grad, Tensor) and isinstance(weight, Tensor)):
+            continue
+        if not isinstance(stride, list):
+            stride, padding = _strides(given.shape[2:], grad.shape[2:], weight.shape[2:])
+            deduced[given.shape, weight.shape] = [stride, padding]
+        mask = op.args[-1] if isinstance(op.args[-1], list) else None
+        op.name = "aten::convolution_backward"
+        op.args = (grad, given, weight, None, stride, padding, dilation, False, [0, 0], groups, mask)
+    for op in ops if deduced else ():
+        if op.name == "aten::convolution" and len(op.args) > 6 and not isinstance(op.args[3], list):
+            found = deduced.get((op.tensors[0].shape, op.tensors[1].shape))
+            op.args = (*op.args[:3], *found, op.args[5], False, *op.args[7:]) if found else op.args
+
+
+def _strides(given: Sequence[int], made: Sequence[int], kernel: Sequence[int]) -> tuple[Value, Value]:
+    """The stride of a convolution between two sizes, and its padding: as much as keeps them at a stride of one."""
+    return [-(-size // max(1, less)) for size, less in zip(given, made)], [(size - 1) // 2 for size in kernel]
 
 
 def deduce_copied_memory(ops: Sequence[Op], kernels: KernelTable) -> None:

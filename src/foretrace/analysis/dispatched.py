@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from foretrace.analysis.deduced import deduce_copied_memory, deduce_list_dtypes, uses_tf32
+from foretrace.analysis.deduced import deduce_copied_memory, deduce_list_dtypes, rename_old_gradients, uses_tf32
 from foretrace.graph import PHASES, Collective, ForetraceError, Graph, Op, OpTable
 from foretrace.graph.calls import autograd_nodes, dispatched, enclosing_calls, host_collective_calls, with_scalars
 from foretrace.graph.tables import CALL, NODE, Ints, distinct
@@ -62,6 +62,7 @@ def dispatched_calls(graph: Graph) -> DispatchedCalls:
         rows = np.concatenate([rows, np.maximum(before, 0)])[order].astype(np.int32)
         kinds = np.concatenate([kinds, np.full(len(loose), CALL, np.int8)])[order]
         picked = [both[at] for at in order.tolist()]
+    rename_old_gradients(picked)
     deduce_list_dtypes(picked)
     deduce_copied_memory(picked, kernels)
     ops = OpTable.of(picked)

@@ -223,11 +223,12 @@ def straggler_facts(job: StragglerReport) -> list[Fact]:
     """The most important figures of a job's stragglers."""
     slowest = ", ".join(map(str, job.slowest_workers))
     took, ideal = (f"{each:.3f} s" if each >= 1 else f"{ms(each * 1e3)} ms" for each in (job.step_s, job.ideal_s))
-    last = ("M_S", percent(job.without_last_stage), f"of it goes away with an even last stage: {job.last_stage}")
+    of_workers, of_stage = (percent(min(1.0, part)) for part in (job.without_workers, job.without_last_stage or 0.0))
+    last = ("M_S", of_stage, f"of it goes away with an even last stage: {job.last_stage}")
     return [
-        ("step", took, f"as logged; {ideal} if all workers were equally fast"),
+        ("step", took, f"from its first span to its last, the mean of all; {ideal} if all workers were equally fast"),
         ("slowdown", f"{job.slowdown:.3f}", "times as long as that"),
-        ("M_W", percent(job.without_workers), f"of it goes away if the slowest are as fast as others: rank {slowest}"),
+        ("M_W", of_workers, f"of it goes away if the slowest are as fast as others: rank {slowest}"),
         *([last] if job.by_stage else []),
     ]
 

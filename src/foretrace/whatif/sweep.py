@@ -33,6 +33,7 @@ from foretrace.whatif.points import (
 )
 from foretrace.whatif.what_if import one_step, strange_batch
 
+NOT_COMMUNICATING = "the ranks do not communicate in this step: each does the same alone; data=N makes it data parallel"
 MAX_IN_PROCESS = 4
 """Combinations that are not worth starting processes for."""
 
@@ -295,6 +296,8 @@ class Swept:
         found, notes = step_figures(job, where, self._per_node, self._drop_gaps)
         exchanges = any(graph.collectives for graph in job.graphs)
         fabric = where.fabric.name if where.fabric and exchanges else None
+        if job.world > 1 and not exchanges:
+            notes = [*notes, NOT_COMMUNICATING]
         return replace(point, fabric=fabric, notes=notes, **found._asdict())
 
 
