@@ -196,7 +196,7 @@ def test_collectives_of_which_nobody_knows_the_kind_stay_as_they_were(fabric: Fa
         graph.collectives[0].kind = ""
     forecast = predict_on_own_machine(Job(graphs), fabric)
     assert forecast.step_ms == pytest.approx((100 + 5 + 20 + 50 + 1 + 10) / 1e3, rel=1e-3)
-    assert any("2 collectives of which nothing tells the kind" in note for note in forecast.notes)
+    assert any("2 collectives of unknown kind" in note for note in forecast.notes)
 
 
 def test_nobody_waits_for_collectives_that_no_device_shows(fabric: Fabric) -> None:
