@@ -152,3 +152,39 @@ def test_without_a_loop_a_usual_step_is_suggested(source):
     made = suggested_step(source, "train.py")
     compile(made, "made", "exec")
     assert "as train.py builds it" in made and "loss.backward()" in made
+
+
+def test_a_suggested_step_has_what_the_loop_of_a_function_reads_and_changes():
+    made = suggested_step(
+        "def main():\n"
+        "    device, total = 'cpu', 0\n"
+        "    model = Net().to(device)\n"
+        "    loader = load()\n"
+        "    for epoch in range(3):\n"
+        "        for place, (x, y) in enumerate(loader):\n"
+        "            x = x.to(device)\n"
+        "            loss = model(x, y)\n"
+        "            loss.backward()\n"
+        "            model.step()\n"
+        "            total += epoch + place\n",
+        "train.py",
+    )
+    made = made.replace("(..., ...)", "(Net(), 2)")
+
+    class Net:
+        def to(self, device):
+            return self
+
+        def __call__(self, x, y):
+            return self
+
+        def step(self):
+            return self
+
+        backward = step
+
+    names = {"Net": Net}
+    exec(made, names)
+    step = names["make_step"]()
+    assert step() is None and step() is None
+    assert "loader = " not in made

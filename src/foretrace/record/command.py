@@ -182,8 +182,12 @@ def suggested_step(source: str, name: str) -> str:
         return STEP.format(before=UNKNOWN.format(name=name), body=TYPICAL_BODY, step="step")
     lines = source.splitlines()
     body = dedent("\n".join(lines[loop.body[0].lineno - 1 : loop.body[-1].end_lineno]))
-    before = [_first_item(loop, name)] if isinstance(loop, ast.For) else []
+    outer = [node for node in ast.walk(tree) if isinstance(node, ast.For) and loop in ast.walk(node)]
+    before = [_first_item(one, name) for one in outer]
     before += [dedent(ast.get_source_segment(source, one, padded=True) or "") for one in _makers(tree, loop)]
+    made_before = _names(ast.parse("\n".join(before)), ast.Store)
+    if changed := sorted(_names(ast.Module(loop.body, []), ast.Store) & made_before):
+        body = f"nonlocal {', '.join(changed)}\n{body}"
     taken = any(isinstance(node, ast.Name) and node.id == "step" for node in ast.walk(loop))
     parts = {"before": indent("\n".join(before) or "...", "    "), "step": "train_step" if taken else "step"}
     made = STEP.format(body=indent(body, "        "), **parts)
@@ -200,19 +204,30 @@ def _first_item(loop: ast.For, name: str) -> str:
 
     >>> _first_item(ast.parse("for i, x in enumerate(loader): pass").body[0], "train.py")
     'i, x = 0, ...  # one batch, made up; train.py takes it from loader'
+    >>> _first_item(ast.parse("for i, (x, y) in enumerate(loader): pass").body[0], "train.py")
+    'i, (x, y) = 0, (..., ...)  # one batch, made up; train.py takes it from loader'
     >>> _first_item(ast.parse("for step in range(100): pass").body[0], "train.py")
     'step = 0'
     """
-    target, taken, start = ast.unparse(loop.target).strip("()"), loop.iter, ""
+    places = loop.target.elts if isinstance(loop.target, ast.Tuple) else [loop.target]
+    target, taken, start = ", ".join(map(ast.unparse, places)), loop.iter, ""
     while isinstance(taken, ast.Call) and isinstance(taken.func, ast.Name) and taken.args:
         if taken.func.id == "enumerate" and isinstance(loop.target, ast.Tuple) and len(loop.target.elts) == 2:
-            start = "0, "
+            start, places = "0, ", places[1:]
         elif taken.func.id == "range":
             return f"{target} = 0"
         elif taken.func.id not in WRAPPERS:
             break
         taken = taken.args[0]
-    return f"{target} = {start}...  # one batch, made up; {name} takes it from {ast.unparse(taken)}"
+    unknown = ", ".join(
+        f"({', '.join('...' for _ in one.elts)})" if isinstance(one, ast.Tuple) else "..." for one in places
+    )
+    return f"{target} = {start}{unknown}  # one batch, made up; {name} takes it from {ast.unparse(taken)}"
+
+
+def _names(tree: ast.AST, context: type[ast.expr_context]) -> set[str]:
+    """The names that some code reads, or sets."""
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, context)}
 
 
 def _training_loop(tree: ast.Module) -> ast.For | ast.While | None:
@@ -229,17 +244,22 @@ def _calls(node: ast.AST) -> Iterator[ast.Call]:
     return (call for call in ast.walk(node) if isinstance(call, ast.Call))
 
 
-def _makers(tree: ast.Module, loop: ast.For | ast.While) -> list[ast.Assign]:
-    """The statements that make what the loop calls: the model, the optimizer, the loss."""
-    called = {call.func.id for call in _calls(loop) if isinstance(call.func, ast.Name)}
-    for call in _calls(loop):
-        if isinstance(call.func, ast.Attribute) and call.func.attr == "step" and isinstance(call.func.value, ast.Name):
-            called.add(call.func.value.id)
-    inside = set(ast.walk(loop))
-    found = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and node not in inside and isinstance(node.value, ast.Call):
-            names = {target.id for target in node.targets if isinstance(target, ast.Name)}
-            for name in names & called:
-                found[name] = node
-    return sorted(set(found.values()), key=lambda node: (node.lineno, node.col_offset))
+def _makers(tree: ast.Module, loop: ast.For | ast.While) -> list[ast.stmt]:
+    """The statements before the loop that make what its body reads: the model, the optimizer, the loss; and what these
+    read in turn, but for what is made at the top level, which is there."""
+    inside, top = set(ast.walk(loop)), set(tree.body)
+    before = [node for node in ast.walk(tree) if isinstance(node, ast.Assign) and node not in inside]
+    wanted, found = _names(ast.Module(loop.body, []), ast.Load), dict[str, ast.stmt]()
+    wanted |= _names(ast.Module(loop.body, []), ast.Store)
+    while True:
+        more = {
+            name: node
+            for node in before
+            for name in _names(node, ast.Store) & wanted - found.keys()
+            if node.lineno < loop.lineno
+        }
+        if not more:
+            return sorted(set(found.values()), key=lambda node: (node.lineno, node.col_offset))
+        found |= more
+        deeper = [node for node in more.values() if node not in top]
+        wanted |= {name for node in deeper for name in _names(node, ast.Load)}
