@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -231,9 +232,15 @@ def memory_verdict(report: StepReport) -> str:
     "fits in the device's 8 GiB; PyTorch reserves 3 GiB"
     >>> memory_verdict(StepReport(fits=False, memory_bytes=8 << 30, memory_margin_bytes=-(1 << 30)))
     "does NOT fit in the device's 8 GiB: 1 GiB missing"
+    >>> memory_verdict(StepReport(fits=True, memory_bytes=8 << 30, reserved_memory_bytes=9 << 30))
+    "fits in the device's 8 GiB; PyTorch would reserve 9 GiB if there were more"
     """
     capacity, margin = f"the device's {bytes_(report.memory_bytes)}", report.memory_margin_bytes
+    if report.fits and (report.peak_memory_bytes or 0) > (report.memory_bytes or math.inf):
+        capacity += " where convolutions do without workspaces"
     reserved = f"; PyTorch reserves {bytes_(report.reserved_memory_bytes)}" if report.reserved_memory_bytes else ""
+    if report.fits and (report.reserved_memory_bytes or 0) > (report.memory_bytes or math.inf):
+        reserved = f"; PyTorch would reserve {bytes_(report.reserved_memory_bytes)} if there were more"
     if not report.fits:
         return f"does NOT fit in {capacity}{f': {bytes_(-margin)} missing' if margin and margin < 0 else ''}{reserved}"
     if report.memory_verdict == "tight":
