@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -183,7 +184,7 @@ def test_a_suggested_step_has_what_the_loop_of_a_function_reads_and_changes():
 
         backward = step
 
-    names = {"Net": Net}
+    names: dict[str, Any] = {"Net": Net}
     exec(made, names)
     step = names["make_step"]()
     assert step() is None and step() is None
