@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.claims.fleet.fleet_scale import timed, variant
+from benchmarks.claims.fleet.fleet_scale import timed, variants
 from benchmarks.lib.fleet import recorded_steps
 from benchmarks.lib.table import keep
 
@@ -44,10 +44,7 @@ def main(arguments: list[str]) -> int:
 
 
 def measured(folder: Path, paths: list[Path], count: int) -> list[dict[str, Any]]:
-    runs = folder / "runs"
-    for number in range(count):
-        variant(paths[number % len(paths)], runs / f"{number // 100:03d}" / f"{number:05d}", number)
-    rows = []
+    runs, rows = variants(folder / "runs", paths, count), list[dict[str, Any]]()
     for workers in (1, *RAY_WORKERS):
         store = folder / f"store-{workers}"
         if workers == 1:

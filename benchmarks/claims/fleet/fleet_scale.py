@@ -43,10 +43,7 @@ def main(arguments: list[str]) -> int:
 
 
 def measured(folder: Path, paths: list[Path], every: bool) -> list[dict[str, Any]]:
-    runs = folder / "runs"
-    for number in range(COUNT):
-        variant(paths[number % len(paths)], runs / f"{number // 100:03d}" / f"{number:05d}", number)
-    rows = []
+    runs, rows = variants(folder / "runs", paths, COUNT), list[dict[str, Any]]()
     for count in (COUNT,) if every else SAMPLE:
         store = folder / f"store-{count}"
         inside = [str(one) for one in sorted(runs.glob("*/*"))[:count]]
@@ -69,6 +66,13 @@ def measured(folder: Path, paths: list[Path], every: bool) -> list[dict[str, Any
         rows.append(row(what, took, limit, cpu, gigabytes))
         print(rows[-1], file=sys.stderr, flush=True)
     return rows
+
+
+def variants(folder: Path, paths: list[Path], count: int) -> Path:
+    """A folder of so many recordings, each another one."""
+    for number in range(count):
+        variant(paths[number % len(paths)], folder / f"{number // 100:03d}" / f"{number:05d}", number)
+    return folder
 
 
 def variant(path: Path, out: Path, number: int) -> None:
