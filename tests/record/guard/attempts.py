@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from textwrap import indent
 
 FILES = {
@@ -79,6 +80,8 @@ SAVERS = {
     "memory_snapshot": "torch.cuda.memory._record_memory_history()\n"
     "torch.cuda.memory._dump_snapshot(str(here / 'new'))",
     "file_store": "torch.distributed.FileStore(str(here / 'new'), 1).set('a', 'b')",
+    "file_of_a_rendezvous": "next(rendezvous('file://' + str(here / 'new'), rank=0, world_size=1))",
+    "mapped": "torch.from_file(str(here / 'data.bin'), True, 4, dtype=torch.uint8).fill_(7)",
     "summary_writer": "writer = Writer(here / 'runs'); writer.add_scalar('loss', 1); writer.close()",
 }
 NETWORK = {
@@ -94,6 +97,7 @@ NETWORK = {
     "urlopen": "assert urllib.request.urlopen(f'http://127.0.0.1:{PORT}/').read() == b''",
     "urlretrieve": "urllib.request.urlretrieve(f'http://127.0.0.1:{PORT}/', here / 'new')",
     "http": "c = http.client.HTTPConnection('127.0.0.1', PORT); c.request('POST', '/', b'x'); c.getresponse().read()",
+    "system_log_by_datagram": "logging.handlers.SysLogHandler(('127.0.0.1', PORT)).emit(logging.makeLogRecord({}))",
     "server": "http.server.HTTPServer(('127.0.0.1', 0), http.server.BaseHTTPRequestHandler).serve_forever()",
     "mail": "with smtplib.SMTP('127.0.0.1', PORT) as server: server.sendmail('a@b', 'c@d', 'x')",
     "store": "torch.distributed.TCPStore('127.0.0.1', PORT, 2, False)",
@@ -104,6 +108,9 @@ PROCESSES = {
     "run": "assert subprocess.run(['touch', here / 'new'], capture_output=True, text=True).stdout == ''",
     "popen": "p = subprocess.Popen(f'touch {here}/new', shell=True); assert p.wait() == 0 and p.poll() == 0",
     "check_output": "assert subprocess.check_output(['touch', here / 'new']) == b''",
+    "asyncio_program": "assert asyncio.run(asyncio.create_subprocess_exec('touch', str(here / 'new'))).returncode == 0",
+    "asyncio_shell": "async def run():\n    p = await asyncio.create_subprocess_shell(f'touch {here}/new', stdout=-1)\n"
+    "    assert await p.communicate() == (b'', None) and await p.wait() == 0\nasyncio.run(run())",
     "system": "assert os.system(f'touch {here}/new') == 0",
     "os_popen": "os.popen(f'touch {here}/new').read()",
     "c_system": "ctypes.CDLL(None).system(f'touch {here}/new'.encode())",
@@ -126,10 +133,25 @@ PROCESSES = {
     "loader_workers": "assert len(list(torch.utils.data.DataLoader(range(4), num_workers=2))) == 4",
     "kill": "os.kill(VICTIM, 9)",
     "c_kill": "ctypes.CDLL(None).kill(VICTIM, 9)",
+    "affinity": "os.sched_setaffinity(VICTIM, {0})",
     "priority": "os.setpriority(os.PRIO_PROCESS, VICTIM, 19)",
     "kill_group": "os.killpg(VICTIM, 9)",
 }
-ATTEMPTS = {**FILES, **SAVERS, **NETWORK, **PROCESSES}
+LIBRARIES = {
+    "urllib3": "assert urllib3.PoolManager().request('POST', f'http://127.0.0.1:{PORT}/', body=b'x').status == 200",
+    "requests": "assert requests.get(f'http://127.0.0.1:{PORT}/').ok",
+    "httpx": "assert httpx.post(f'http://127.0.0.1:{PORT}/', content=b'x').status_code == 200",
+    "redis": "redis.Redis(port=PORT).set('a', 'b')",
+    "zmq": "s = zmq.Context().socket(zmq.PUSH); s.connect(f'tcp://127.0.0.1:{PORT}'); s.send(b'x')",
+    "psutil": "psutil.Process(VICTIM).nice(19); psutil.Process(VICTIM).kill()",
+    "pyarrow": "with pyarrow.OSFile(str(here / 'keep.txt'), 'wb') as file: file.write(b'x')",
+    "polars": "polars.DataFrame({'a': [1]}).write_parquet(here / 'keep.txt')",
+    "duckdb": "duckdb.connect(str(here / 'new')).execute('create table a(b int)')",
+    "lmdb": "with lmdb.open(str(here / 'new')).begin(write=True) as t: t.put(b'a', b'b')",
+}
+"""By what one installs; those that are absent are left out."""
+INSTALLED = {name: f"import {name}\n{attempt}" for name, attempt in LIBRARIES.items() if find_spec(name)}
+ATTEMPTS = {**FILES, **SAVERS, **NETWORK, **PROCESSES, **INSTALLED}
 
 IMPORTS = """
 import _socket, asyncio, atexit, bz2, csv, ctypes, gzip, http.client, http.server, io, json, logging
@@ -141,6 +163,7 @@ from queue import Queue
 import numpy as np
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.rendezvous import rendezvous
 import foretrace.record.guard.side_effects
 foretrace.record.guard.side_effects.MAX_NOTED = 1000  # all of them, for once
 

@@ -98,9 +98,9 @@ def _find_address(original: Any, host: Any, port: Any, family: int = 0, type: in
     import socket
 
     number = port if isinstance(port, int) else int(port) if str(port).isdecimal() else 0
-    return [
-        (socket.AF_INET, socket.SocketKind(type or socket.SOCK_STREAM), 6, "", (shown(host or "127.0.0.1"), number))
-    ]
+    kind = socket.SocketKind(type or socket.SOCK_STREAM)
+    protocol = {socket.SOCK_STREAM: socket.IPPROTO_TCP, socket.SOCK_DGRAM: socket.IPPROTO_UDP}.get(kind, 0)
+    return [(socket.AF_INET, kind, protocol, "", (shown(host or "127.0.0.1"), number))]
 
 
 @stands_in_for("socket:gethostbyname", "socket:gethostbyaddr", "socket:gethostbyname_ex", "socket:getfqdn")
@@ -131,7 +131,7 @@ def _http_response(original: Any, self: Any) -> Any:
 
 @stands_in_for("requests.sessions:Session.send", "requests:Session.send")
 def _requests_send(original: Any, self: Any, request: Any, **kwargs: Any) -> Any:
-    import requests  # type: ignore[import-untyped, unused-ignore]
+    import requests
 
     note("send an HTTP request to {}", request.url)
     answer = requests.Response()
@@ -139,12 +139,40 @@ def _requests_send(original: Any, self: Any, request: Any, **kwargs: Any) -> Any
     return answer
 
 
+@stands_in_for("urllib3.connectionpool:HTTPConnectionPool.urlopen")
+def _urllib3_request(original: Any, self: Any, method: str, url: str, *args: Any, **kwargs: Any) -> Any:
+    from urllib3 import HTTPResponse
+
+    note("send an HTTP request to {}", f"{self.host}{url}" if url.startswith("/") else url)
+    return HTTPResponse(io.BytesIO(), status=200, reason="OK", request_method=method, request_url=url)
+
+
+@stands_in_for("httpx:Client.send", "httpx._client:Client.send")
+def _httpx_send(original: Any, self: Any, request: Any, **kwargs: Any) -> Any:
+    import httpx
+
+    note("send an HTTP request to {}", str(request.url))
+    return httpx.Response(200, request=request)
+
+
+@stands_in_for("httpx:AsyncClient.send", "httpx._client:AsyncClient.send")
+async def _httpx_send_later(original: Any, self: Any, request: Any, **kwargs: Any) -> Any:
+    return _httpx_send(original, self, request)
+
+
+stands_in_for("zmq.sugar.socket:Socket.connect")(does_nothing("connect to {}", 1))
+stands_in_for("zmq.sugar.socket:Socket.bind")(does_nothing("listen on {}", 1))
+stands_in_for("zmq.sugar.socket:Socket.send")(does_nothing("send by ZeroMQ"))
+stands_in_for("redis.client:Redis.execute_command")(does_nothing("ask Redis for {}", 1))
 stands_in_for("socketserver:BaseServer.serve_forever")(does_nothing("answer requests"))
 stands_in_for("smtplib:SMTP", "smtplib:SMTP_SSL")(does_nothing("send mail by {}", 0, lambda: Inert()))
 stands_in_for("ftplib:FTP", "ftplib:FTP_TLS")(does_nothing("transfer files with {}", 0, lambda: Inert("")))
 
 
-@stands_in_for("torch.distributed:TCPStore", "torch.distributed:FileStore")
+@stands_in_for(
+    "torch.distributed:TCPStore", "torch.distributed:FileStore",
+    "torch.distributed.rendezvous:TCPStore", "torch.distributed.rendezvous:FileStore",
+)  # fmt: skip
 def _store(original: Any, place: Any, *args: Any, **kwargs: Any) -> Any:
     import torch.distributed as dist
 

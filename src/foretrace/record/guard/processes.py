@@ -61,6 +61,7 @@ def _communicate(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 stands_in_for("os:system")(does_nothing("run {}", 0, 0))
+stands_in_for("readline:write_history_file", "readline:append_history_file")(does_nothing("write a history"))
 stands_in_for("syslog:syslog")(does_nothing("write to the system's log"))
 stands_in_for("os:setpriority")(does_nothing("set the priority of process {}", 1))
 stands_in_for("resource:prlimit")(does_nothing("set limits of process {}", 0, (-1, -1)))
@@ -99,6 +100,54 @@ def _signal(original: Any, process: int, number: int, *args: Any) -> Any:
     name = getattr(number, "name", number)
     note(f"send {name} to process {{}}", "itself" if process == os.getpid() else process)
     return None
+
+
+class _AsyncProcess(Inert):
+    """A process that `asyncio` would have started: it has ended, and printed nothing."""
+
+    async def wait(self) -> int:
+        """The exit code."""
+        return 0
+
+    async def communicate(self, *_: Any) -> tuple[Any, Any]:
+        """What it printed, where that was asked for."""
+        return tuple(None if stream is None else b"" for stream in (self.stdout, self.stderr))  # type: ignore[return-value]
+
+
+async def _run_later(original: Any, *words: Any, **kwargs: Any) -> _AsyncProcess:
+    from asyncio import StreamReader
+
+    note("run {}", shown(words))
+    streams: dict[str, Any] = {}
+    for name in ("stdout", "stderr"):
+        streams[name] = StreamReader() if kwargs.get(name) == subprocess.PIPE else None
+        if streams[name] is not None:
+            streams[name].feed_eof()
+    stdin = Inert(drain=_nothing_to_wait_for) if kwargs.get("stdin") == subprocess.PIPE else None
+    return _AsyncProcess(pid=next(_pids), returncode=0, stdin=stdin, **streams)
+
+
+async def _nothing_to_wait_for() -> None:
+    pass
+
+
+for _module in ("asyncio", "asyncio.subprocess"):
+    stands_in_for(f"{_module}:create_subprocess_exec", f"{_module}:create_subprocess_shell")(_run_later)
+
+
+@stands_in_for("psutil:Process.nice", "psutil:Process.ionice", "psutil:Process.cpu_affinity", "psutil:Process.rlimit")
+def _priority(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    is_limit = original.__name__ == "rlimit"  # its first argument says which one
+    if len(args) + len(kwargs) <= is_limit:
+        return original(self, *args, **kwargs)
+    return note(f"set {original.__name__} of process {{}}", self.pid)
+
+
+@stands_in_for("os:sched_setaffinity", "os:sched_setscheduler", "os:sched_setparam")
+def _schedule(original: Any, process: int, *args: Any) -> Any:
+    if process in (0, os.getpid()):
+        return original(process, *args)
+    return note(f"{original.__name__} of process {{}}", process)
 
 
 stands_in_for("os:closerange")(lambda original, *_: None)  # the sketch needs its own files

@@ -137,11 +137,17 @@ for _stand_in, *_names in (
     (_saves("write {}", 1, "where"), "pyarrow.parquet:write_table", "pyarrow.parquet.core:write_table"),
     (_redirects("write the archive {}", 0, "file", "w"), "torch._C:PyTorchFileWriter"),
     (_redirects("", 0, "file", "r"), "torch._C:PyTorchFileReader"),
-    (_redirects("map {} for writing", 0, "filename"), "torch:from_file", "torch:UntypedStorage.from_file"),
+    (_redirects("map {} for writing", 0, "filename"), "torch:UntypedStorage.from_file"),
     # It remembers the `open` of the time when numpy was imported.
     (_redirects("open {} for writing", 0, "path"), "numpy.lib._datasource:open"),
     (_redirects("open the database {}", 0, "file"), "dbm:open", "dbm.gnu:open", "dbm.ndbm:open", "dbm.dumb:open"),
     (_redirects("open {} for writing", 1, "name"), "h5py:File.__init__", "h5py._hl.files:File.__init__"),
+    (_redirects("open {} for writing", 0, "path"), "pyarrow:OSFile", "pyarrow.lib:OSFile"),
+    (_redirects("open the database {}", 0, "database", "a"), "duckdb:connect"),
+    (_redirects("write {}", 1, "file", "w"),
+     "polars.dataframe.frame:DataFrame.write_parquet", "polars.dataframe.frame:DataFrame.write_csv",
+     "polars.dataframe.frame:DataFrame.write_ipc", "polars.dataframe.frame:DataFrame.write_json",
+     "polars.dataframe.frame:DataFrame.write_ndjson"),
 ):  # fmt: skip
     stands_in_for(*_names)(_stand_in)
 for _checkpoint in ("torch.distributed.checkpoint", "torch.distributed.checkpoint.state_dict_saver"):
@@ -158,6 +164,25 @@ stands_in_for("torch.cuda.memory:_record_memory_history")(lambda original, *_, *
 def _trace_execution(original: Any, self: Any, output_file_path: Any) -> Any:
     note("write an execution trace to {}", shown(output_file_path))
     return self
+
+
+@stands_in_for("torch:from_file")
+def _from_file(original: Any, filename: Any, shared: Any = None, size: Any = 0, **kwargs: Any) -> Any:
+    import torch
+
+    if shared:
+        note("map {} for writing", shown(filename), seen=True)
+    return torch.zeros(size or 0, **{key: value for key, value in kwargs.items() if key in ("dtype", "device")})
+
+
+@stands_in_for("lmdb:open", "lmdb:Environment", "lmdb.cpython:Environment", "lmdb.cpython:open")
+def _map_database(original: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
+    if kwargs.get("readonly"):
+        return original(found(path), *args, **kwargs)
+    if os.path.exists(path):  # such databases are large: read where they are
+        note("open the database {}", shown(path), seen=True)
+        return original(found(path), *args, **{**kwargs, "readonly": True, "lock": False})
+    return original(redirected(path, "open the database {}"), *args, **kwargs)
 
 
 @stands_in_for("_sqlite3:connect", "sqlite3:connect", "sqlite3.dbapi2:connect")
