@@ -48,11 +48,66 @@ for r0_offset in tl.range(0, r0_numel, R0_BLOCK):
     assert (facts["rows"], facts["along"], facts["loops"]) == (128, 512, 2)
 
 
+def test_threads_side_by_side_ask_for_one_sector_or_for_one_each():
+    row = kernel_facts(
+        kernel("x0 = xindex\ntmp0 = tl.load(in_ptr0 + (x0), None)\ntl.store(out_ptr0 + (x0), tmp0, None)")
+    )
+    assert (row["read"], row["read_sectors"], row["written_sectors"]) == (65536, 8192, 8192)
+    spread = kernel_facts(kernel("x0 = xindex\ntmp0 = tl.load(in_ptr0 + (16*x0), None)"))
+    assert (spread["read"], spread["read_sectors"]) == (65536, 65536)
+    assert (row["loads"], row["stores"], spread["stores"]) == (1, 1, 0)
+
+
+def test_a_block_of_two_dimensions_is_read_along_the_one_that_lies_in_memory():
+    loops = "xnumel = 512\nr0_numel = 128"
+    facts = kernel_facts(kernel("x0 = xindex\nr0_1 = r0_index\ntmp0 = tl.load(in_ptr0 + (r0_1 + 128*x0), None)", loops))
+    turned = kernel_facts(
+        kernel("x0 = xindex\nr0_1 = r0_index\ntmp0 = tl.load(in_ptr0 + (x0 + 512*r0_1), None)", loops)
+    )
+    assert facts["read_sectors"] == turned["read_sectors"] == 65536 // 8
+    assert (facts["inner"], turned["inner"]) == (65536, 0)
+
+
 def test_random_numbers_are_the_heaviest_arithmetic():
     light, heavy = (
         kernel_facts(kernel(f"tmp1 = {call}(tmp0)"))["instructions"] for call in ("libdevice.exp", "tl.rand")
     )
     assert 1 < light < heavy
+
+
+def foreach_kernel(sizes: list[int]) -> str:
+    """The update of several tensors in one kernel: a branch for each of them."""
+    lines = [
+        "def triton_for_fused_0(in_ptr0, out_ptr0):",
+        "    pid = tl.program_id(0)",
+        "    XBLOCK: tl.constexpr = 1024",
+    ]
+    for number, size in enumerate(sizes):
+        lines += [
+            f"    {'el' * (number > 0)}if pid < num_xblocks_{number}:",
+            f"        xnumel = {size}",
+            "        r0_numel = 1",
+            "        xindex = xoffset + tl.arange(0, XBLOCK)[:]",
+            f"        x{number} = xindex",
+            f"        tmp0 = tl.load(in_ptr{number} + (x{number}), None)",
+            "        tmp1 = libdevice.exp(tmp0)",
+            f"        tl.store(out_ptr{number} + (x{number}), tmp1, None)",
+        ]
+    pointers = ", ".join(f"{way}_ptr{number}" for way in ("in", "out") for number in range(len(sizes)))
+    return "\n".join(lines).replace("in_ptr0, out_ptr0", pointers, 1)
+
+
+def test_branches_of_a_foreach_kernel_are_loop_nests_of_their_own():
+    sizes = [64, 2048, 32]
+    facts = kernel_facts(foreach_kernel(sizes))
+    assert facts["accessed"] == facts["fetched"] == sizes * 2
+    assert (facts["rows"], facts["along"]) == (sum(sizes), 1)
+    assert facts["instructions"] == kernel_facts(foreach_kernel([2048]))["instructions"]
+
+
+def test_a_foreach_kernel_may_have_any_number_of_branches():
+    facts = kernel_facts(foreach_kernel([32] * 100))
+    assert facts["rows"] == 3200 and facts["accessed"] == [32] * 200
 
 
 def test_a_source_that_is_no_python_says_nothing():

@@ -10,9 +10,9 @@ import ast
 import math
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,18 +28,23 @@ INSTRUCTIONS = {
     "tl.rand": 120, "tl.randn": 160, "triton_helpers.randint64": 120, "triton_helpers.online_softmax_reduce": 20,
     "triton_helpers.online_softmax_combine": 30, "triton_helpers.welford_reduce": 12, "triton_helpers.welford": 12,
     "tl.full": 0, "tl.broadcast_to": 0, "tl.zeros": 0, "tl.arange": 0, "tl.program_id": 0, "tl.num_programs": 0,
-    "tl.debug_barrier": 0, "tl.range": 0,
+    "tl.debug_barrier": 0, "tl.range": 0, "tl.cdiv": 0,
 }  # fmt: skip
 """About how many instructions a function takes for each element."""
 LIBRARIES = {"libdevice": 8, "tl_math": 8, "tl": 1, "triton_helpers": 1}
 """The same of other functions, by their library."""
 DIVISION = 8
+LOAD = "load"
 REDUCING = ("sum", "reduce", "any", "max2", "min2", "welford", "online_softmax_reduce", "online_softmax_combine",
             "max_with_index", "min_with_index", "associative_scan")  # fmt: skip
 TILE = 1024
 """Elements that threads of a block access at about the same time."""
 SECTOR = 8
 """Elements that are fetched from memory at once, if one has four bytes."""
+WARP = 32
+"""Threads that access memory in one instruction."""
+SCATTERED = 16
+"""Sectors that they access at places that were read from memory, about."""
 
 
 def kernel_facts(source: str) -> dict[str, Any]:
@@ -47,8 +52,11 @@ def kernel_facts(source: str) -> dict[str, Any]:
 
     ``accessed`` has the elements of each tensor that are read and written, ``fetched`` with those beside them that come
     with a sector of memory though no thread nearby wants them; ``rows`` and ``along`` are the number of results and of
-    what each is reduced from; ``instructions`` those for each element, about; the others count accesses at places that
-    were read from memory (``indirect``), atomic additions, loops over what is reduced, and reductions.
+    what each is reduced from; ``instructions`` those for each element, about. ``read_sectors`` and ``written_sectors``
+    are those that instructions ask for, also where a cache has them: threads side by side take a sector for eight
+    elements in a row, or one each; ``inner`` are elements that lie in a row along what is reduced. The others count
+    loads, stores, accesses at places that were read from memory (``indirect``), atomic additions, loops over what is
+    reduced, reductions, and the dimensions of a block of threads (``tiled``).
 
     >>> facts = kernel_facts('''
     ... def triton_poi_fused_add_0(in_ptr0, in_ptr1, out_ptr0, xnumel, XBLOCK : tl.constexpr):
@@ -64,6 +72,8 @@ def kernel_facts(source: str) -> dict[str, Any]:
     ... ''')
     >>> facts["accessed"], facts["fetched"], facts["rows"]
     ([4096, 64, 4096], [4096, 64, 4096], 4096)
+    >>> facts["read_sectors"], facts["written_sectors"]
+    (520, 4096)
     """
     return dict(_facts(source))
 
@@ -77,12 +87,18 @@ def _facts(source: str) -> dict[str, Any]:
     kernel = _Kernel()
     kernel.visit(function)
     pointers = [each.arg for each in function.args.args if POINTER.fullmatch(each.arg)]
+    kernel.end_part()
+    rows = [part.rows for part in kernel.parts]
     return {
         "accessed": [sum(kernel.accessed[name].values()) for name in pointers],
         "fetched": [sum(kernel.fetched[name].values()) for name in pointers],
-        "rows": kernel.elements(reduced=False),
-        "along": kernel.elements(reduced=True),
+        "rows": sum(rows),
+        "along": max(part.along for part in kernel.parts),
         **kernel.counts,
+        **kernel.accesses("read", "loads", lambda how: how == LOAD),
+        **kernel.accesses("written", "stores", lambda how: how != LOAD),
+        "tiled": sum(each.arg.endswith("BLOCK") for each in function.args.args),
+        "instructions": round(sum(part.instructions * part.rows for part in kernel.parts) / max(1, sum(rows))),
     }
 
 
@@ -99,12 +115,27 @@ def written_arguments(source: str) -> list[bool]:
     return [bool(WRITTEN.match(name)) or name in changed for name in names if POINTER.fullmatch(name)]
 
 
+class _Part(NamedTuple):
+    """A loop nest; a kernel of several tensors (of a foreach call) has one for each, in branches."""
+
+    rows: int
+    along: int
+    instructions: int
+
+
 class _Kernel(ast.NodeVisitor):
     def __init__(self) -> None:
+        self.parts: list[_Part] = []
         self.accessed: dict[str, dict[str, int]] = defaultdict(dict)
         """Elements of each pointer, by where and how it is accessed."""
         self.fetched: dict[str, dict[str, int]] = defaultdict(dict)
-        self.counts = dict.fromkeys(("indirect", "atomics", "loops", "reductions", "instructions"), 0)
+        self.sectors: dict[tuple[str, str, str], tuple[int, int]] = {}
+        """Elements that instructions access, and sectors that they ask for, by how, pointer and place."""
+        self.counts = dict.fromkeys(("indirect", "atomics", "loops", "reductions", "inner"), 0)
+        self._begin_part()
+
+    def _begin_part(self) -> None:
+        self._instructions = 0
         self._sizes: dict[str, int] = {}
         """How many values each index takes."""
         self._loops: list[str] = []
@@ -112,7 +143,18 @@ class _Kernel(ast.NodeVisitor):
         self._meaning: dict[str, ast.expr] = {}
         """What an index variable is computed from."""
 
-    def elements(self, reduced: bool) -> int:
+    def end_part(self) -> None:
+        """Note the loop nest that was visited, so that another may begin."""
+        rows, along = (self._elements(reduced) for reduced in (False, True))
+        self.parts.append(_Part(rows, along, self._instructions))
+        self._begin_part()
+
+    def accesses(self, done: str, each: str, which: Callable[[str], bool]) -> dict[str, int]:
+        """The number of loads or of stores, their elements, and the sectors that they ask for."""
+        found = [counts for (how, _, _), counts in self.sectors.items() if which(how)]
+        return {each: len(found), done: sum(n for n, _ in found), f"{done}_sectors": sum(n for _, n in found)}
+
+    def _elements(self, reduced: bool) -> int:
         """Places of the loops that are reduced, or of the others."""
         return math.prod(self._sizes[loop] for loop in self._loops if loop.startswith("r") == reduced)
 
@@ -125,6 +167,8 @@ class _Kernel(ast.NodeVisitor):
         name = target.id if isinstance(target, ast.Name) else ""
         if name.endswith("numel") and isinstance(node.value, ast.Constant):
             loop = name.removesuffix("numel") + "index"
+            if loop in self._sizes:
+                self.end_part()
             self._sizes[loop] = int(str(node.value.value))
             self._loops.append(loop)
         elif name and not name.startswith(("tmp", "_tmp")) and (size := self._size(node.value)):
@@ -134,7 +178,7 @@ class _Kernel(ast.NodeVisitor):
         self.visit(node.value)
 
     def visit_BinOp(self, node: ast.BinOp) -> None:
-        self.counts["instructions"] += DIVISION if isinstance(node.op, ast.Div) else 1
+        self._instructions += DIVISION if isinstance(node.op, ast.Div) else 1
         self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
@@ -146,7 +190,7 @@ class _Kernel(ast.NodeVisitor):
             if name != "load":
                 self.visit(node.args[1])
             return
-        self.counts["instructions"] += INSTRUCTIONS.get(function, LIBRARIES.get(library, 0))
+        self._instructions += INSTRUCTIONS.get(function, LIBRARIES.get(library, 0))
         self.counts["reductions"] += name in REDUCING
         self.generic_visit(node)
 
@@ -155,11 +199,12 @@ class _Kernel(ast.NodeVisitor):
         index = address.right if isinstance(address, ast.BinOp) else ast.Constant(0)
         names = {n.id for n in ast.walk(index) if isinstance(n, ast.Name)}
         used = [name for name in names if name in self._sizes]
-        place = f"{self.counts['loops']} {how} {ast.unparse(index)}"
+        place = f"{len(self.parts)} {self.counts['loops']} {how} {ast.unparse(index)}"
         if any(name.startswith(("tmp", "_tmp")) for name in names):
             self.counts["indirect"] += 1
             elements = math.prod(self._sizes[name] for name in self._loops)
             self.accessed[pointer][place] = self.fetched[pointer][place] = elements
+            self.sectors[how, pointer, place] = elements, elements * SCATTERED // WARP
             return
         elements = math.prod(self._sizes[name] for name in used)
         last = self._value(index, {name: self._sizes[name] - 1 for name in used})
@@ -167,16 +212,36 @@ class _Kernel(ast.NodeVisitor):
             elements = min(elements, int(last) + 1)
         self.accessed[pointer][place] = elements
         self.fetched[pointer][place] = round(elements * self._waste(index))
+        sectors, inner = self._of_a_warp(index)
+        self.sectors[how, pointer, place] = elements, -(-elements * sectors // WARP)
+        self.counts["inner"] += elements if inner else 0
 
     def _waste(self, index: ast.expr) -> float:
         """Elements in the sectors that a block of threads fetches, over those that it wants."""
-        side = round(TILE ** (1 / max(1, sum(self._sizes[loop] > 1 for loop in self._loops))))
-        places = np.meshgrid(*(np.arange(min(side, self._sizes[loop])) for loop in self._loops), indexing="ij")
-        found = self._value(index, dict(zip(self._loops, places)))
+        loops = [loop for loop in self._loops if self._sizes[loop] > 1]
+        side = round(TILE ** (1 / max(1, len(loops))))
+        places = np.meshgrid(*(np.arange(min(side, self._sizes[loop])) for loop in loops), indexing="ij")
+        found = self._value(index, dict.fromkeys(self._loops, 0) | dict(zip(loops, places)))
         if not isinstance(found, np.ndarray):
             return 1.0
         wanted, sectors = np.unique(found), np.unique(found // SECTOR)
         return max(1.0, len(sectors) * SECTOR / max(len(wanted), SECTOR))
+
+    def _of_a_warp(self, index: ast.expr) -> tuple[int, bool]:
+        """The fewest sectors that the threads of a warp access, and whether they lie along what is reduced.
+
+        Triton lets threads follow each other along any of the dimensions of a block, whichever lies in memory so.
+        """
+        found: list[tuple[int, bool]] = []
+        for first in [loop for loop in self._loops if self._sizes[loop] > 1]:
+            lanes, at = np.arange(WARP), {}
+            for loop in (first, *(other for other in reversed(self._loops) if other != first)):
+                at[loop] = lanes % self._sizes[loop]
+                lanes = lanes // self._sizes[loop]
+            places = self._value(index, at)
+            sectors = len(np.unique(places // SECTOR)) if isinstance(places, np.ndarray) else 1
+            found.append((sectors, first.startswith("r")))
+        return min(found, default=(1, False))
 
     def _value(self, node: ast.expr, at: Mapping[str, Index]) -> Index | None:
         """An index where variables have these values."""

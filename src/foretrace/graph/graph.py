@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
 from foretrace.errors import ForetraceError
 from foretrace.graph.op import Storage
-from foretrace.graph.programs import Program
 from foretrace.graph.tables import ActivityTable, CallTable, Floats, KernelTable, Longs, OpTable, StorageTable
+
+if TYPE_CHECKING:
+    from foretrace.graph.programs import Program
 
 Fact: TypeAlias = "bool | int | float | list[int] | list[float]"
 
 MAX_RANKS = 1 << 20
 """The most ranks that a job may have: a file with more is damaged or malicious."""
+MISSING_KERNELS = "kernels are missing: "
+ANOTHER_TIME = "the recorded step took another time: "
+"""How the note begins on a prediction whose range does not hold what was measured."""
 CAUTIONS = (
     "assumed while the model was built: ",
     "assumed in the step, and decisive: ",
@@ -29,10 +34,11 @@ CAUTIONS = (
     "the step puts nothing on the GPU: ",
     "much rests on guesses: ",
     "recorded on a CPU: ",
+    ANOTHER_TIME,
     "the batch may be another: ",
     "several processes are taken for one rank: ",
     "most device time is left out: ",
-    "kernels are missing: ",
+    MISSING_KERNELS,
 )
 """How notes begin that headlines show: another step may have been sketched than the one that would run, or its time is
 mostly guessed."""
@@ -69,7 +75,8 @@ class Collective:
     """One rank's participation in a collective: kind, process group, bytes, and the kernel and op that perform it."""
 
     kind: str
-    """all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, gather, scatter, send, recv, barrier."""
+    """all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, gather, scatter, send, recv, barrier; and
+    permute: each rank sends to another, as around a ring."""
     group: str
     nbytes: int
     kernel: int
@@ -285,6 +292,18 @@ class Graph:
         return float((self.kernels.end - self.kernels.start)[orphan].sum())
 
     @property
+    def lies_on_host(self) -> bool:
+        """Whether the step has tensors, and none of them on a device.
+
+        >>> from foretrace.graph import Op, Tensor
+        >>> x = Tensor((4, 4), "float32", "cpu")
+        >>> Graph(OpTable.of([Op("aten::relu", (x,), outputs=(x,))])).lies_on_host, Graph(OpTable.of([])).lies_on_host
+        (True, False)
+        """
+        devices = {tensor.device for op in self.ops for tensor in (*op.tensors, *op.produced)}
+        return devices == {"cpu"}
+
+    @property
     def has_times(self) -> bool:
         """Whether anything in it was timed: an execution trace has no times."""
         return any(bool(np.isfinite(table.start).any()) for table in (self.kernels, self.calls, self.ops))
@@ -385,12 +404,17 @@ class Job:
 
 
 def chosen_step(job: Job, step: str | None) -> str | None:
-    """The step asked for, else the one of median length; None where the ranks have none in common."""
+    """The step asked for, else the one closest to the median length; None where the ranks have none in common.
+
+    The first of several is not chosen by itself: in it profilers still start, and work launched before it runs on.
+    """
     lengths = [{span.name: span.ms for span in graph.steps} for graph in job.graphs]
     common = [name for name in (lengths[0] if lengths else {}) if all(name in rank for rank in lengths)]
     if step is None:
         ordered = sorted(common, key=lambda name: sum(rank[name] for rank in lengths))
-        return ordered[(len(ordered) - 1) // 2] if ordered else None
+        from_middle = {name: abs(place - (len(ordered) - 1) // 2) for place, name in enumerate(ordered)}
+        candidates = [name for name in ordered if name in (common[1:] or common)]
+        return min(candidates, key=from_middle.__getitem__, default=None)
     if step not in common:
         has = f"It has {', '.join(common)}." if common else "It marks no steps: leave the step out to see all of it."
         raise ForetraceError(f"{job.source} has no step {step}", has)
@@ -410,15 +434,13 @@ def cut_to_step(graph: Graph, step: str | None) -> tuple[Graph, Graph]:
     launched = np.append(graph.calls.start, -np.inf)[graph.kernels.call]
     if not (graph.kernels.call >= 0).any():  # a trace without launches
         launched = graph.kernels.start
-    earlier = np.flatnonzero(launched < span.start)
-    if len(graph.steps) == 1:
-        cut = replace(cut, kernels=_with_rows(cut.kernels, graph.kernels, earlier))
-        return cut, cut
-    running = earlier[graph.kernels.end[earlier] > span.start]
-    kernels = _with_rows(cut.kernels, graph.kernels, running)
+    ran = (graph.kernels.start < span.end) & (graph.kernels.end > span.start)  # of those without a launch, too
+    earlier = np.flatnonzero((launched < span.start) & ran)
+    kernels = _with_rows(cut.kernels, graph.kernels, earlier)
     kernels.start = np.maximum(kernels.start, span.start)
     kernels.end = np.maximum(kernels.end, kernels.start)  # clocks of host and device may disagree
-    return cut, replace(cut, kernels=kernels)
+    whole = replace(cut, kernels=kernels)
+    return (whole if len(graph.steps) == 1 else cut), whole
 
 
 def _with_rows(cut: KernelTable, whole: KernelTable, rows: Longs) -> KernelTable:

@@ -65,7 +65,8 @@ class Storage:
 
     ``birth`` is the row of the op that allocated it, -1 if it existed before the step. ``death`` is the row of the
     first op after it was freed, -1 if it outlived the step. ``held`` says that a module holds it, as a weight or a
-    buffer; traces of others do not know that of any storage.
+    buffer; traces of others do not know that of any storage. ``pinned`` says that it is page-locked memory of the host,
+    which the device reads and writes by itself.
     """
 
     id: int
@@ -74,6 +75,7 @@ class Storage:
     birth: int = -1
     death: int = -1
     held: bool = False
+    pinned: bool = False
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:

@@ -203,6 +203,20 @@ def cudnn_takes_batch_norm(data: str, weight: str) -> bool:
     return "bfloat16" not in (data, weight) and (data != "float16" or weight == "float32")
 
 
+WITH_TEMPORARIES = frozenset(
+    {
+        "aten::native_layer_norm", "aten::native_layer_norm_backward", "aten::native_group_norm",
+        "aten::native_group_norm_backward", "aten::_softmax", "aten::_log_softmax", "aten::_softmax_backward_data",
+        "aten::_log_softmax_backward_data", "aten::upsample_bilinear2d_backward", "aten::upsample_nearest2d_backward",
+        "aten::upsample_bicubic2d_backward", "aten::convolution", "aten::convolution_backward", "aten::_cudnn_rnn",
+        "aten::_cudnn_rnn_backward", "aten::sum", "aten::mean", "aten::embedding_dense_backward",
+        "aten::_transformer_encoder_layer_fwd", "aten::addmm",
+    }
+)  # fmt: skip
+"""Calls that take memory only while they run, by rules of `foretrace.analysis.temporaries`.
+
+Every report of a step looks at their arguments, so that readers which decode arguments on demand have them at hand."""
+
 LAUNCH_FREE_OPS = frozenset(
     f"aten::{name}"
     for name in (

@@ -44,6 +44,8 @@ class Program:
     """Why it is not captured in a CUDA graph, where that was asked for."""
     static: tuple[int, ...] = ()
     """Arguments that stay at their addresses, such as weights."""
+    donated: tuple[int, ...] = ()
+    """Arguments of a backward whose memory it may use for its results: what was saved for it, and is nobody else's."""
     visible: tuple[int, ...] = ()
     """Results that the user's code sees: their strides are those of the eager code."""
     settings: dict[str, bool | int] = field(default_factory=dict)
@@ -78,6 +80,7 @@ def programs_of(ops: Sequence[Op], source: str) -> tuple[Program, ...]:
                 facts.get("cuda_graph") is True,
                 str(facts.get("without_cuda_graph") or ""),
                 _numbers(facts.get("static")),
+                _numbers(facts.get("donated")),
                 _numbers(facts.get("visible")),
                 {n: v for n, v in settings.items() if isinstance(v, (bool, int))} if isinstance(settings, dict) else {},
                 str(facts.get("failed") or ""),
@@ -97,7 +100,8 @@ def program_lines(programs: Iterable[Program]) -> Iterator[Op]:
         facts: dict[str, Value] = {
             "kind": program.kind, "kernels": list(program.kernels), "cuda_graph": program.cuda_graph,
             "without_cuda_graph": program.without_cuda_graph, "static": list(program.static),
-            "visible": list(program.visible), "settings": dict(program.settings), "failed": program.failed,
+            "donated": list(program.donated), "visible": list(program.visible),
+            "settings": dict(program.settings), "failed": program.failed,
             "origins": list(program.origins), "calls": len(program.ops),
         }  # fmt: skip
         yield Op(COMPILED_PROGRAM, program.given, facts, program.returned)
@@ -164,6 +168,8 @@ class FoldedStep(NamedTuple):
 
     ops: list[Op]
     parts: list[tuple[int, ...]]
+    ended: list[tuple[int, ...]]
+    """Storages that each call of a program frees while it runs."""
 
 
 def fold(ops: Sequence[Op], programs: Sequence[Program]) -> FoldedStep:
@@ -172,28 +178,28 @@ def fold(ops: Sequence[Op], programs: Sequence[Program]) -> FoldedStep:
     >>> x = Tensor((4,), "float32")
     >>> mark = Op(COMPILED_REGION, (1, 1), {"program": 0, "given": [x]}, outputs=(x,))
     >>> step = fold([mark, Op("aten::mm"), Op("aten::relu")], [Program(given=(x,), ops=(Op("aten::mm"),))])
-    >>> [(op.name, op.args, parts) for op, parts in zip(*step)][0][2], step.ops[0].args[0], step.ops[1].name
+    >>> step.parts[0], step.ops[0].args[0], step.ops[1].name
     ((0, 1), 0, 'aten::relu')
     """
-    folded, inside = FoldedStep([], []), list[int]()
+    folded = FoldedStep([], [], [])
     at = 0
     while at < len(ops):
-        op, program, begin = ops[at], program_of(ops[at], programs), at
-        frees, inside = (*inside, *op.frees), []
+        op, program, begin, inside = ops[at], program_of(ops[at], programs), at, list[int]()
         left = op.args[0] if op.args else 0
         at += 1
         if program is not None and program.ops and isinstance(left, int):
             while at < len(ops) and left > 0:
                 left -= not ops[at].is_side_call
-                inside += ops[at].frees  # freed before the call that comes next
+                inside += ops[at].frees
                 at += 1
             given = tensors_in(op.kwargs.get("given"))
             number, made = op.kwargs["program"], list(op.outputs)
             op = replace(op, name=COMPILED_PROGRAM, args=(number, *given), kwargs={}, outputs=(made,))
         elif op.name == COMPILED_REGION:  # its results are those of calls inside, or of kernels that can't be called
             op = replace(op, kwargs={}, outputs=())
-        folded.ops.append(op if op.frees == frees else replace(op, frees=frees))
+        folded.ops.append(op)
         folded.parts.append(tuple(range(begin, at)))
+        folded.ended.append(tuple(inside))
     return folded
 
 

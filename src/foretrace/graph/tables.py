@@ -239,6 +239,23 @@ class KernelTable(Table):
     names: Names
 
 
+SEVERAL = 0.05
+"""Share of launches without kernels, and of kernels before their launches, that is no chance."""
+
+
+def launches_without_kernels(calls: CallTable, kernels: KernelTable) -> tuple[int, int]:
+    """How many launches of kernels have none that they launched, and how many launches there are.
+
+    Of launches of graphs, copies and memsets only those count that have their device work.
+    """
+    launches = calls.names.matching(lambda name: "Launch" in name and "Graph" not in name)[calls.name]
+    launched = kernels.call[kernels.call >= 0]
+    launches[launched] = True
+    lost = launches.copy()
+    lost[launched] = False
+    return int(lost.sum()), int(launches.sum())
+
+
 def launched_before(every: KernelTable, kernels: KernelTable, certain: bool = False) -> NDArray[np.bool_]:
     """Which kernels were launched before all calls of a trace or a step: without a launch, and ahead of the first that
     has one on their stream, since a stream runs its work in the order of launches.
@@ -310,6 +327,7 @@ class StorageTable(Mapping[int, Storage]):
     birth: Longs
     death: Longs
     held: NDArray[np.bool_]
+    pinned: NDArray[np.bool_]
     devices: Names
 
     @classmethod
@@ -318,10 +336,11 @@ class StorageTable(Mapping[int, Storage]):
         if isinstance(storages, StorageTable):
             return storages
         devices = Names()
-        rows = [(s.id, s.nbytes, devices.code(s.device), s.birth, s.death, s.held) for s in storages.values()]
-        columns = np.array(rows, np.int64).reshape(-1, 6).T
-        number, nbytes, device, birth, death, held = columns
-        return cls(number, nbytes, device.astype(np.int32), birth, death, held.astype(bool), devices)
+        rows = [(s.id, s.nbytes, devices.code(s.device), s.birth, s.death, s.held, s.pinned) for s in storages.values()]
+        number, nbytes, device, birth, death, held, pinned = np.array(rows, np.int64).reshape(-1, 7).T
+        return cls(
+            number, nbytes, device.astype(np.int32), birth, death, held.astype(bool), pinned.astype(bool), devices
+        )
 
     def renumbered(self, new_row: Longs) -> StorageTable:
         """The same storages with births and deaths in other rows; the last entry of ``new_row`` is for -1, unknown."""
@@ -352,9 +371,9 @@ class StorageTable(Mapping[int, Storage]):
     @cached_property
     def _storages(self) -> dict[int, Storage]:
         devices = [self.devices[code] for code in self.device.tolist()]
-        columns = (self.id, self.nbytes, self.birth, self.death, self.held)
-        number, nbytes, birth, death, held = (column.tolist() for column in columns)
-        return dict(zip(number, map(Storage, number, nbytes, devices, birth, death, held)))
+        columns = (self.id, self.nbytes, self.birth, self.death, self.held, self.pinned)
+        number, nbytes, birth, death, held, pinned = (column.tolist() for column in columns)
+        return dict(zip(number, map(Storage, number, nbytes, devices, birth, death, held, pinned)))
 
     def __getitem__(self, number: int) -> Storage:
         return self._storages[number]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -31,6 +32,21 @@ def test_what_the_sources_of_kernels_say_is_kept_with_the_recording(monkeypatch:
     program.compiled(SimpleNamespace(source_code=SOURCE))
     (facts,) = compilation()["kernels"]["triton_poi_fused_add_0"]
     assert facts["accessed"] == [64, 64]
+
+
+def test_a_compilation_ends_well_whatever_the_recorder_can_not_read_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    made = SimpleNamespace(source_code=SOURCE, current_callable=lambda inputs: "ran")
+    compiler = SimpleNamespace(_compile_fx_inner=lambda module, inputs: made)
+    monkeypatch.setitem(sys.modules, compiled_programs.COMPILER, compiler)
+
+    def unreadable(source: str) -> None:
+        raise RuntimeError("not foreseen")
+
+    monkeypatch.setattr(compiled_programs, "kernel_facts", unreadable)
+    compiled_programs._follow()
+    compiled = compiler._compile_fx_inner(torch.fx.symbolic_trace(torch.nn.Identity()), [])
+    assert compiled.current_callable([]) == "ran"
 
 
 def test_a_launch_gets_the_facts_of_the_kernel_of_its_name_that_has_as_many_tensors() -> None:

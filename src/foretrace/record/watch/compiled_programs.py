@@ -52,6 +52,7 @@ class Program:
         self._kernels: list[str] = []
         self._without_cuda_graph = ""
         self._settings: dict[str, Value] = {}
+        self._donated = _donated() if options.get("is_backward") else []
 
     def compiled(self, made: Any) -> None:
         """Note what was generated."""
@@ -83,6 +84,7 @@ class Program:
             "cuda_graph": bool(getattr(graphs, "value", graphs)),
             "without_cuda_graph": self._without_cuda_graph,
             "static": _numbers(self._options.get("static_input_idxs")),
+            "donated": self._donated,
             "visible": _numbers(self._output.get("user_visible_output_idxs")),
             "settings": dict(self._settings),
         }
@@ -94,6 +96,14 @@ class Program:
         head.args, head.outputs = args, returned
         head.kwargs |= {"origins": list(origins), "calls": len(ops)}
         return [head, *ops]
+
+
+def _donated() -> list[Value]:
+    """Arguments of the backward that is being compiled whose memory it may use for its results."""
+    from torch._guards import TracingContext
+
+    context = TracingContext.try_get()
+    return _numbers(getattr(context.fw_metadata, "bw_donated_idxs", None) if context is not None else None)
 
 
 def _numbers(values: Any) -> list[Value]:
@@ -190,16 +200,19 @@ def _follow() -> None:
         aot.enable_autograd_cache = False
 
     def compile(module: Any, inputs: Any, *rest: Any, **options: Any) -> Any:
-        program = None
         try:
             program = Program(module, options)
         except Exception:  # the job must run whatever its graphs hold
             return original(module, inputs, *rest, **options)
         made = original(module, inputs, *rest, **options)
         run = getattr(made, "current_callable", None)
-        if run is not None:
+        if run is None:
+            return made
+        try:
             program.compiled(made)
-            made.current_callable = _calling(run, program)
+        except Exception:  # and whatever its kernels hold
+            return made
+        made.current_callable = _calling(run, program)
         return made
 
     compiler._compile_fx_inner = compile

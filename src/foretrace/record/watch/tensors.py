@@ -38,11 +38,15 @@ class TensorRegistry:
     (2, 3)
     """
 
-    def __init__(self, device_name: DeviceName = lambda tensor: str(tensor.device)) -> None:
+    def __init__(
+        self,
+        device_name: DeviceName = lambda tensor: str(tensor.device),
+        is_pinned: Callable[[torch.Tensor], bool] = lambda tensor: False,
+    ) -> None:
         self.storages: dict[int, Storage] = {}
         self.now = -1
         """Index of the op that runs now; what is born belongs to it."""
-        self._device_name = device_name
+        self._device_name, self._is_pinned = device_name, is_pinned
         self._tensors: dict[int, tuple[int, weakref.ref[torch.Tensor]]] = {}
         self._living: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
         self._before: dict[int, int] = {}
@@ -53,6 +57,9 @@ class TensorRegistry:
         """Shape, type, device, layout and ids of a tensor, as an op gets it."""
         strided = tensor.layout == torch.strided
         device = self._device_name(tensor)
+        storage = self.storage_id(tensor.untyped_storage(), device) if strided else -1
+        if storage >= 0 and self._is_pinned(tensor):
+            self.storages[storage].pinned = True
         return Tensor(
             shape=tuple(int(n) for n in tensor.shape),
             dtype=str(tensor.dtype).removeprefix("torch."),
@@ -60,7 +67,7 @@ class TensorRegistry:
             stride=tuple(int(n) for n in tensor.stride()) if strided else None,
             offset=int(tensor.storage_offset()) if strided else 0,
             id=self.tensor_id(tensor),
-            storage=self.storage_id(tensor.untyped_storage(), device) if strided else -1,
+            storage=storage,
             layout=str(tensor.layout).removeprefix("torch."),
         )
 

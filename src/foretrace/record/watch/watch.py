@@ -17,7 +17,8 @@ from foretrace.record.watch.autograd import SparseGradients, plain_ctc_loss, pla
 from foretrace.record.watch.communication import Communication, is_box
 from foretrace.record.watch.compiled_programs import Program, ProgramCalls
 from foretrace.record.watch.context import CallContext, noting_side_calls, settings
-from foretrace.record.watch.tensors import DeviceName, TensorRegistry
+from foretrace.record.watch.products import plain_products
+from foretrace.record.watch.tensors import TensorRegistry
 
 UNSEEN = ("profiler::", "prim::device")
 """Dispatcher calls that are no work: annotations, and device queries on fake tensors."""
@@ -54,10 +55,10 @@ class Watch(TorchDispatchMode):
         """Let compiled code run as compiled: under other modes torch.compile falls back to eager, permanently."""
         return True
 
-    def __init__(self, device_name: DeviceName = lambda tensor: str(tensor.device)) -> None:
+    def __init__(self, registry: TensorRegistry | None = None) -> None:
         super().__init__()
         self.ops: list[Op] = []
-        self.registry = TensorRegistry(device_name)
+        self.registry = registry or TensorRegistry()
         self.context = CallContext()
         self.communication = Communication()
         self.programs = ProgramCalls()
@@ -72,6 +73,7 @@ class Watch(TorchDispatchMode):
             opened.enter_context(self.communication.noting_reductions())
             opened.enter_context(noting_side_calls(self))
             opened.enter_context(plain_ctc_loss())
+            opened.enter_context(plain_products(self))
             opened.callback(self._sparse.close)
             super().__enter__()
             self._open = opened.pop_all()
