@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import astuple
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
@@ -184,7 +185,7 @@ def _encoded(graph: Graph, read: FilesRead) -> Iterator[str]:
     from foretrace.graph.op import COMPILED_REGION
     from foretrace.graph.programs import program_lines
 
-    storages = [[s.id, s.nbytes, s.device, s.birth, s.death, s.held] for s in graph.storages.values()]
+    storages = [astuple(storage) for storage in graph.storages.values()]
     facts = {"rank": graph.rank, "world": graph.world, "source": graph.source, "notes": graph.notes}
     more = {"settings": graph.settings, "groups": graph.groups, "storages": storages, "ops": len(graph.ops)}
     programs = list(program_lines(graph.programs))
@@ -205,7 +206,7 @@ def _decoded(facts: dict[str, Any], lines: Iterator[bytes]) -> Graph:
     programs = programs_of(from_lines(lines, "the sketch"), "the sketch")
     try:
         groups = {str(name): tuple(map(int, ranks)) for name, ranks in facts["groups"].items()}
-        storages = [Storage(int(i), int(n), str(d), int(b), int(e), bool(h)) for i, n, d, b, e, h in facts["storages"]]
+        storages = [Storage(*storage) for storage in facts["storages"]]
         return Graph(
             OpTable.of(ops),
             rank=int(facts["rank"]),

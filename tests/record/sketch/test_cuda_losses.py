@@ -57,3 +57,17 @@ def test_lengths_that_are_unknown_are_the_longest_possible_and_a_note_says_so() 
     (loss,) = (op for op in graph.ops if op.name == "aten::_ctc_loss")
     assert loss.produced[1].shape == (4, 50, 25)
     assert any("sequences of a CTC loss are as long as they may be" in note for note in graph.notes)
+
+
+def test_a_loss_inside_a_transform_of_torch_func_is_sketched():
+    def build() -> Callable[[], None]:
+        weight, x = torch.randn(8, 4, device="cuda"), torch.randn(16, 8, device="cuda")
+        labels = torch.randint(0, 4, (16,), device="cuda")
+
+        def loss(weight: torch.Tensor, x: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.cross_entropy(x[None] @ weight, label[None])
+
+        return lambda: torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(weight, x, labels)
+
+    names = [op.name for op in sketch(build, device="cuda").ops]
+    assert "aten::nll_loss_forward" in names or "aten::_log_softmax" in names

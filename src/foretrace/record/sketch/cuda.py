@@ -29,7 +29,7 @@ from foretrace.record.sketch.autocast import CudaAutocast, counting_regions
 from foretrace.record.sketch.cuda_api import gpu_is_visible, pretended_api
 from foretrace.record.sketch.cuda_ops import ON_CUDA, ORDER_ON_HOPPER, OTHER_RESULTS, OWN_RESULTS
 from foretrace.record.sketch.view_replays import changed_view
-from foretrace.record.watch.tensors import DeviceName
+from foretrace.record.watch.tensors import DeviceName, TensorRegistry
 from foretrace.record.watch.watch import desugars
 
 CUDA, CPU = "cuda:0", "cpu"
@@ -86,6 +86,10 @@ class PretendedGpu(NamedTuple):
     """Labels of storages; none where there is a real GPU."""
     functions: FunctionsOnCuda | None = None
     """The mode in which functions do what they do on a GPU."""
+
+    def registry(self) -> TensorRegistry:
+        """A new registry, which describes tensors as they would be on the GPU."""
+        return TensorRegistry(self.device_name, *([self.labels.is_pinned] if self.labels else []))
 
 
 @contextmanager
@@ -182,6 +186,7 @@ class Labels:
         """Whether only calls are asked for labels, and not tensors: AOTAutograd decomposes calls by true devices."""
         self._labels: Any = WeakIdKeyDictionary()
         self._addresses: Any = WeakIdKeyDictionary()
+        self._pinned: Any = WeakIdKeyDictionary()
 
     def of(self, tensor: torch.Tensor) -> str:
         """The device of a tensor; where it has no label, the CPU, or while torch.compile is at work the GPU."""
@@ -211,6 +216,14 @@ class Labels:
         """Label a tensor's storage, unless it has a label."""
         self._labels.setdefault(self._holder(tensor), label)
 
+    def pin(self, tensor: torch.Tensor) -> None:
+        """Note that a tensor's storage is page-locked."""
+        self._pinned[self._holder(tensor)] = True
+
+    def is_pinned(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor lies in page-locked memory of the host."""
+        return self._holder(tensor) in self._pinned
+
     def move(self, module: torch.nn.Module, label: str) -> None:
         """Label all weights and buffers of a module anew."""
         for tensor in (*module.parameters(), *module.buffers()):
@@ -235,7 +248,9 @@ class Labels:
 
 
 def _innermost(tensor: Any) -> Any:
-    """The tensor that a subclass wraps, as DTensor does; itself for others."""
+    """The tensor that a subclass wraps, as DTensor does, or a transform of `torch.func`; itself for others."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
     while desugars(type(tensor)) and hasattr(tensor, "__tensor_flatten__"):
         tensor = getattr(tensor, tensor.__tensor_flatten__()[0][0])
     return tensor
@@ -325,7 +340,10 @@ class FunctionsOnCuda(TorchFunctionMode):
         if func is torch.device:
             return torch.device(CUDA) if args and isinstance(args[0], int) else func(*args, **kwargs)
         if func is torch.Tensor.pin_memory:
+            self._labels.pin(args[0])
             return args[0]
+        if func is torch.Tensor.is_pinned:
+            return self._labels.is_pinned(args[0])
         if func is torch.Tensor.data_ptr:
             return 0 if _called_by_deepcopy() else self._labels.address(args[0])
         if func in MOVES:
@@ -342,7 +360,7 @@ class FunctionsOnCuda(TorchFunctionMode):
             asked = _device.CURRENT_DEVICE
         if asked is not None:
             kwargs["device"] = CPU
-        kwargs.pop("pin_memory", None)
+        pinned = kwargs.pop("pin_memory", False)
         if asked is not None:
             label: str | None = _label(asked)
         elif func is torch.Tensor.new_tensor:
@@ -352,6 +370,8 @@ class FunctionsOnCuda(TorchFunctionMode):
         changed = changed_view(func, args)
         with self._requesting(label):
             made = func(*args, **kwargs)
+        if pinned:
+            self._labels.pin(made)
         return changed(made) if changed else made
 
     def _move(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:

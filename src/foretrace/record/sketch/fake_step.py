@@ -29,7 +29,7 @@ from foretrace.record.sketch.cuda_api import gpu_is_visible
 from foretrace.record.sketch.packed_sequences import packed
 from foretrace.record.sketch.values import EVEN, MAX_INTEGERS, UNKNOWN, Values
 from foretrace.record.sketch.view_replays import ViewReplays
-from foretrace.record.watch.tensors import DeviceName
+from foretrace.record.watch.tensors import TensorRegistry
 from foretrace.record.watch.watch import Watch, desugars
 
 SPARSE_CALLS = frozenset({
@@ -239,8 +239,8 @@ def readable(fake_step: FakeStepMode) -> Iterator[None]:
 class FakeStepWatch(Watch):
     """A watch that records the fake copies of real tensors, so that views and in-place changes are tracked."""
 
-    def __init__(self, fake_step: FakeStepMode, *device_name: DeviceName) -> None:
-        super().__init__(*device_name)
+    def __init__(self, fake_step: FakeStepMode, registry: TensorRegistry | None = None) -> None:
+        super().__init__(registry)
         self._fake_step = fake_step
         self._replays = ViewReplays()
 

@@ -32,13 +32,12 @@ from foretrace.record.sketch.compiled.regions import (
     compiled_regions,
     outermost_modules,
 )
-from foretrace.record.sketch.cuda import pretended_cuda
+from foretrace.record.sketch.cuda import PretendedGpu, pretended_cuda
 from foretrace.record.sketch.fake_step import FakeStepMode, FakeStepWatch, ModuleMover, quiet, readable
 from foretrace.record.sketch.libraries import LeftOut, eager_code_on_cuda, libraries_on_fake_tensors
 from foretrace.record.sketch.packed_sequences import packed_sequences
 from foretrace.record.sketch.training import TrainingCheck, before
 from foretrace.record.watch.step_boundaries import listen
-from foretrace.record.watch.tensors import DeviceName
 
 if TYPE_CHECKING:
     from foretrace.record.sketch.process_group import PretendCollectives
@@ -118,7 +117,7 @@ class Pretence(NamedTuple):
     fake_step: FakeStepMode
     training: TrainingCheck
     device: str | None
-    device_name: DeviceName | None
+    gpu: PretendedGpu | None
     world: int
     rank: int
     group: PretendCollectives | None
@@ -135,7 +134,7 @@ class Pretence(NamedTuple):
     @contextmanager
     def watching(self) -> Iterator[FakeStepWatch]:
         """Record the calls of a step."""
-        watch = FakeStepWatch(self.fake_step, *([self.device_name] if self.device_name else []))
+        watch = FakeStepWatch(self.fake_step, self.gpu.registry() if self.gpu else None)
         self.fake_step.assumptions.start(STEP, self.fake_step.calls)
         with watch, self.training.following():
             yield watch
@@ -191,7 +190,7 @@ def pretending(device: str | None, world: int | None, rank: int, compile: str | 
                 fake_step,
                 training,
                 device,
-                gpu.device_name if gpu else None,
+                gpu,
                 world or 1,
                 rank,
                 group,
