@@ -17,7 +17,7 @@ FIELDS = {
     "device_span_ms", "wait_ms", "transfer_ms", "collectives", "stragglers", "overlap", "critical_path_ms",
     "critical_path", "critical_path_ranks", "overheads", "ranks", "by_op", "by_family", "by_phase", "by_module",
     "queue_depth", "peak_memory_bytes", "attributed", "launched_before_ms", "notes", "plain", "slowdown", "bound",
-    "idle", "idle_causes",
+    "idle", "idle_causes", "straggler_gain_ms",
 }  # fmt: skip
 """Of `foretrace show --json`, as docs/show.md lists them."""
 
@@ -75,7 +75,8 @@ def test_an_observation_is_plain_json() -> None:
 def test_a_rank_whose_partners_left_no_trace_is_said_to_be_alone() -> None:
     alone = pair().graphs[0]
     seen = measure_step(Job([alone]))
-    assert seen.missing == [1] and seen.by_rank("wait_ms") == {0: 0.0}
+    assert seen.missing == [1] and seen.by_rank("wait_ms") == {0: None}  # unknown, and not 0
+    assert [row.wait_ms for row in seen.collectives] == [None]
     assert any("rank 0: no other member of its group has a trace" in note for note in seen.notes)
 
 

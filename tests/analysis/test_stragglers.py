@@ -3,10 +3,11 @@
 import numpy as np
 
 from foretrace.analysis.collectives import CollectiveTimes, collective_times
+from foretrace.analysis.measure import measure_step
 from foretrace.analysis.stragglers import stragglers
 from foretrace.graph import Graph
 from foretrace.graph.tables import COLLECTIVE
-from tests.analysis.builders import Call, Runtime, all_reduce, job, launch, rank
+from tests.analysis.builders import Call, Runtime, all_reduce, job, launch, rank, sync
 
 STEPS = range(1, 6)
 
@@ -108,3 +109,32 @@ def test_two_slow_ranks_are_both_named_the_slower_one_first() -> None:
         slower.kernels.start[collective.kernel] -= 68
     ranks = [paced(-28) for _ in range(6)]
     assert [r for r, _ in found(slow, *ranks[:5], slower, ranks[5])] == [6, 0]
+
+
+def host_paced(arrives: float, syncs: bool) -> Graph:
+    """A rank whose host launches a collective every 100 us, and waits for each, or never."""
+    events: list[Runtime] = []
+    for step in STEPS:
+        t = 100.0 * step
+        events.append(all_reduce(t + arrives - 2, t + arrives - 1, (t + arrives, t + 50)))
+        if syncs:
+            events.append(sync(t + arrives, t + 51))
+    return rank(*events)
+
+
+def test_what_is_to_gain_is_what_the_others_would_be_done_sooner_not_what_they_wait() -> None:
+    busy = [host_paced(0, syncs=False), host_paced(0, syncs=False), host_paced(40, syncs=False)]
+    seen = measure_step(job(*busy))
+    assert [one.rank for one in seen.stragglers] == [2]
+    assert seen.stragglers[0].held_ms == 0.2  # 40 us, five times
+    assert seen.straggler_gain_ms == 0.04  # hosts that never wait arrive at the last one 40 us sooner, and no more
+
+
+def test_hosts_that_wait_for_each_collective_gain_all_that_they_wait() -> None:
+    waiting = [host_paced(0, syncs=True), host_paced(0, syncs=True), host_paced(40, syncs=True)]
+    seen = measure_step(job(*waiting))
+    assert seen.straggler_gain_ms == 0.2
+
+
+def test_without_stragglers_there_is_nothing_to_gain() -> None:
+    assert measure_step(job(paced(0), paced(0))).straggler_gain_ms is None

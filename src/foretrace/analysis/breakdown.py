@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.analysis.collectives import CollectiveTimes, waiting
+from foretrace.analysis.collectives import CollectiveTimes, has_partners, waiting
 from foretrace.analysis.host_time import Segments
 from foretrace.analysis.report import Communication, QueueDepth, TimeRow
 from foretrace.graph import PHASES, Graph, OpTable
@@ -332,7 +332,7 @@ def communication(
         communication_ms=whole / 1e3,
         hidden_ms=hidden / 1e3,
         exposed_ms=(whole - hidden) / 1e3,
-        exposed_wait_ms=(total(*waits) - shared(waits, compute)) / 1e3,
+        exposed_wait_ms=(total(*waits) - shared(waits, compute)) / 1e3 if has_partners(position, collectives) else None,
     )
 
 

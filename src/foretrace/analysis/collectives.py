@@ -347,12 +347,21 @@ def waiting(position: int, collectives: list[CollectiveTimes]) -> tuple[Floats, 
     return np.concatenate(starts), np.concatenate(ends), np.concatenate(devices)
 
 
-def wait_ms(graphs: list[Graph], collectives: list[CollectiveTimes]) -> dict[int, float]:
-    """For each rank, how long it waits for others: in several collectives at a time, it waits once."""
-    waits = {}
+def has_partners(position: int, collectives: list[CollectiveTimes]) -> bool:
+    """Whether it can be known how long a rank waits: it communicates with none, or with one that has a trace too."""
+    groups = [group for group in collectives if position in group.members and len(group)]
+    return not groups or any(len(group.members) > 1 for group in groups)
+
+
+def wait_ms(graphs: list[Graph], collectives: list[CollectiveTimes]) -> dict[int, float | None]:
+    """For each rank, how long it waits for others: in several collectives at a time, it waits once.
+
+    None where no other rank of its collectives has a trace.
+    """
+    waits: dict[int, float | None] = {}
     for position, graph in enumerate(graphs):
         start, end, _ = waiting(position, collectives)
-        waits[graph.rank] = total(start, end) / 1e3
+        waits[graph.rank] = total(start, end) / 1e3 if has_partners(position, collectives) else None
     return waits
 
 
@@ -383,14 +392,17 @@ def _pair(rank: int, late: int, waits: Sequence[tuple[Floats, Floats]]) -> PairW
 def add_collectives(report: StepReport, collectives: list[CollectiveTimes]) -> None:
     """Transfer and wait of the collectives of each kind and size."""
     alike: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
+    met: set[tuple[str, int]] = set()
     for group in collectives:
         columns = (group.kinds, group.nbytes.tolist(), group.transfer.tolist(), group.wait.sum(axis=1).tolist())
         for kind, nbytes, transfer, wait in zip(*columns):
             alike[kind, nbytes].append((transfer / 1e3, wait / 1e3))
+        met |= set(zip(group.kinds, group.nbytes.tolist())) if len(group.members) > 1 else set()
     for (kind, nbytes), times in alike.items():
         transfers, waits = zip(*times)
         report.transfer_ms[kind] = report.transfer_ms.get(kind, 0.0) + sum(transfers)
+        waited = sum(waits) if (kind, nbytes) in met or report.predicted else None
         report.collectives.append(
-            CollectiveRow(kind, nbytes, len(times), float(median(np.array(transfers))), sum(transfers), sum(waits))
+            CollectiveRow(kind, nbytes, len(times), float(median(np.array(transfers))), sum(transfers), waited)
         )
-    report.collectives.sort(key=lambda row: -row.total_transfer_ms)
+    report.collectives.sort(key=lambda row: -(row.total_transfer_ms or 0.0))

@@ -176,7 +176,8 @@ def _communication(report: StepReport) -> dict[str, float]:
     if not any(one.communication_ms for one in each):
         return {}
     wait, exposed, hidden = (
-        sum(getattr(one, name) for one in each) / len(each) for name in ("exposed_wait_ms", "exposed_ms", "hidden_ms")
+        sum(getattr(one, name) or 0.0 for one in each) / len(each)
+        for name in ("exposed_wait_ms", "exposed_ms", "hidden_ms")
     )
     if len(each) == 1 and not report.predicted:
         return {WAIT_AND_TRANSFER: exposed, "hidden": hidden}
@@ -201,8 +202,8 @@ def _by_kind(report: StepReport) -> dict[str, tuple[int, int, float, float]]:
         found[row.kind] = (
             count + row.count,
             nbytes + row.count * row.nbytes,
-            transfer + row.total_transfer_ms,
-            wait + row.wait_ms / max(len(report.ranks), 1),
+            transfer + (row.total_transfer_ms or 0.0),
+            wait + (row.wait_ms or 0.0) / max(len(report.ranks), 1),
         )
     return found
 

@@ -10,7 +10,7 @@ import numpy as np
 from foretrace.analysis.deduced import deduce_copied_memory, deduce_list_dtypes, rename_old_gradients, uses_tf32
 from foretrace.graph import PHASES, Collective, ForetraceError, Graph, Op, OpTable
 from foretrace.graph.calls import autograd_nodes, dispatched, enclosing_calls, host_collective_calls, with_scalars
-from foretrace.graph.tables import CALL, NODE, Ints, distinct
+from foretrace.graph.tables import CALL, NODE, Ints, StorageTable, distinct
 
 PRECISION = "matmul_precision"
 
@@ -79,9 +79,17 @@ def dispatched_calls(graph: Graph) -> DispatchedCalls:
         kernels=kernels,
         collectives=_issued(graph, place, called, kernels.op),
         indices=[replace(i, op=int(place[i.op])) for i in graph.indices],
-        storages={},
+        storages=_pinned(graph),
     )
     return DispatchedCalls(alone, rows, np.array([op.stream for op in picked], np.int32))
+
+
+def _pinned(graph: Graph) -> StorageTable:
+    """The storages in page-locked memory, whose copies are fast; without lifetimes, as rows of ops have changed."""
+    table = StorageTable.of(graph.storages)
+    pinned = table.rows(table.pinned)
+    unknown = np.full(len(pinned), -1)
+    return replace(pinned, birth=unknown, death=unknown)
 
 
 def _launch(graph: Graph, call: int, kernel: int) -> Op:

@@ -130,25 +130,28 @@ def host_segments(graph: Graph) -> Segments:
         pieces += [_between_calls(thread, threads), *_inside_calls(graph, thread)]
         pieces += _runtime_calls(graph, thread, blocked)
     pieces += _around_calls(graph, threads)
-    return _with_causes(graph, Segments.concat(pieces))
+    cut = _with_causes(graph, Segments.concat(pieces))
+    return cut if threads else cut.rows(cut.cause >= 0)  # without calls, only what has a name is known
 
 
 def _around_calls(graph: Graph, threads: list[_Thread]) -> list[Segments]:
     """T1 on the main thread from the start of the step to its first call, and from its last call to the end.
 
     The main thread is that of the step's mark; without marks, the one whose activities take longest. Where no thread
-    calls anything, all of its time is T1.
+    calls anything, all of its time in the step is T1.
     """
     ops, names = graph.ops, {span.name for span in graph.steps}
-    if not threads and len(graph.activities):
-        does = graph.activities
-        mine = does.thread == (thread := _busiest(does))
-        return [_segments(thread, does.start[mine].min(keepdims=True), does.end[mine].max(keepdims=True), T1, -1)]
     if len(graph.steps) == 1:
         (span,) = graph.steps
         marks = np.flatnonzero(ops.names.matching(names.__contains__)[ops.name]) if len(ops) else np.zeros(0, np.intp)
         marks = marks[ops.start[marks] == span.start]
         thread, begin, end = (int(ops.thread[marks[0]]), span.start, span.end) if len(marks) else (-1, 0.0, 0.0)
+        if not threads and len(marks):
+            return [_segments(thread, np.array([begin]), np.array([end]), T1, -1)]
+    elif not threads and len(graph.activities):
+        does = graph.activities
+        mine = does.thread == (thread := _busiest(does))
+        return [_segments(thread, does.start[mine].min(keepdims=True), does.end[mine].max(keepdims=True), T1, -1)]
     else:
         known = graph.activities.rows(np.isin(graph.activities.thread, [one.id for one in threads]))
         if names or not len(known):

@@ -34,8 +34,15 @@ from foretrace.analysis.report import (
     idle_by_cause,
 )
 from foretrace.graph import Graph, Job
-from foretrace.graph.graph import chosen_step, cut_to_step
-from foretrace.graph.tables import LAUNCH, KernelTable, launched_before, median
+from foretrace.graph.graph import MISSING_KERNELS, chosen_step, cut_to_step
+from foretrace.graph.tables import (
+    LAUNCH,
+    SEVERAL,
+    KernelTable,
+    launched_before,
+    launches_without_kernels,
+    median,
+)
 from foretrace.simulation.critical_path import critical_path
 from foretrace.simulation.task_graph import total
 
@@ -75,7 +82,7 @@ def measure_step(job: Job | Graph, step: str | None = None) -> StepReport:
         by_phase=by_phase(graphs, segments),
         by_module=by_module(graphs, segments),
         attributed=_attributed(job.graphs),
-        notes=list(dict.fromkeys([*job.notes, *(note for graph in job.graphs for note in graph.notes), *unmatched])),
+        notes=list(dict.fromkeys([*job.notes, *_trace_notes(job.graphs, graphs), *unmatched])),
         profiling_overhead=max((graph.profiling_overhead for graph in graphs), default=1.0),
         unprofiled=_unprofiled(job.graphs),
         workings=Workings(tasks, timeline, path, with_earlier, segments, job=job, step=name),
@@ -88,9 +95,11 @@ def measure_step(job: Job | Graph, step: str | None = None) -> StepReport:
     if not any(graph.has_times for graph in graphs):
         report.collectives = _untimed_collectives(graphs)
     if len(graphs) > 1:
-        from foretrace.analysis.stragglers import stragglers  # one rank has none
+        from foretrace.analysis.stragglers import as_measured, gain_without, stragglers  # one rank has none
 
         report.stragglers = stragglers(graphs, collectives, report.step_ms)
+        late = [place for place, graph in enumerate(graphs) if graph.rank in {one.rank for one in report.stragglers}]
+        report.straggler_gain_ms = gain_without(late, as_measured(tasks, timeline), timeline) if late else None
     report.notes += _without_partners(graphs, collectives)
     return report
 
@@ -194,7 +203,22 @@ def _untimed_collectives(graphs: list[Graph]) -> list[CollectiveRow]:
     """The collectives of traces that have no times, by kind and size: as many as the rank has that calls most."""
     each = [Counter((one.kind, one.nbytes) for one in graph.collectives) for graph in graphs]
     most = {key: max(counts[key] for counts in each) for counts in each for key in counts}
-    return [CollectiveRow(kind, nbytes, count, 0.0, 0.0, 0.0) for (kind, nbytes), count in sorted(most.items())]
+    return [CollectiveRow(kind, nbytes, count, None, None, None) for (kind, nbytes), count in sorted(most.items())]
+
+
+def _trace_notes(whole: list[Graph], cuts: list[Graph]) -> list[str]:
+    """What traces lack, and on which ranks where not on all; kernels that only other steps lack are no caution."""
+    ranks: dict[str, list[int]] = {}
+    for graph, cut in zip(whole, cuts):
+        for note in graph.notes:
+            if note.startswith(MISSING_KERNELS):
+                lost, launches = launches_without_kernels(cut.calls, cut.kernels)
+                note = note if lost > SEVERAL * launches else f"in other steps, {note}"
+            ranks.setdefault(note, []).append(graph.rank)
+    return [
+        note if len(having) == len(whole) else f"{note} (rank{'s' * (len(having) > 1)} {', '.join(map(str, having))})"
+        for note, having in ranks.items()
+    ]
 
 
 def _without_partners(graphs: list[Graph], collectives: list[CollectiveTimes]) -> list[str]:

@@ -75,10 +75,10 @@ class PathRow:
 class HostOverhead:
     """One of the five host overheads, T1 to T5."""
 
-    ms: float
-    count: float
-    mean_us: float
-    share: float
+    ms: float = 0.0
+    count: float = 0.0
+    mean_us: float = 0.0
+    share: float = 0.0
     """Of the host time of all five."""
 
 
@@ -140,11 +140,11 @@ class CollectiveRow:
     kind: str
     nbytes: int
     count: int
-    transfer_ms: float
-    """Median."""
-    total_transfer_ms: float
-    wait_ms: float
-    """Sum over the ranks."""
+    transfer_ms: float | None
+    """Median; None where the source has no times."""
+    total_transfer_ms: float | None
+    wait_ms: float | None
+    """Sum over the ranks; None where no two of them have a trace, so that transfers include it."""
 
 
 @dataclass(slots=True)
@@ -162,8 +162,8 @@ class Communication:
     communication_ms: float = 0.0
     hidden_ms: float = 0.0
     exposed_ms: float = 0.0
-    exposed_wait_ms: float = 0.0
-    """The part of the exposed time in which it waits for other ranks."""
+    exposed_wait_ms: float | None = 0.0
+    """The part of the exposed time in which it waits for other ranks; None where these have no trace."""
 
 
 @dataclass(slots=True)
@@ -188,8 +188,8 @@ class RankReport:
     """Sum of kernel times."""
     host_ms: float = 0.0
     """In which its threads work: they neither wait for the device nor for each other."""
-    wait_ms: float = 0.0
-    """Time in collectives before the last of their ranks has arrived."""
+    wait_ms: float | None = 0.0
+    """Time in collectives before the last of their ranks has arrived; None where these have no trace."""
     communication: Communication = field(default_factory=Communication)
     bubble_ms: float = 0.0
     """What of the job's device span its device neither computes nor transfers."""
@@ -316,6 +316,8 @@ class StepReport(NotebookDocument):
     waits_for: list[PairWait] = field(default_factory=list)
     """Which rank waits for which, the longest first."""
     stragglers: list[Straggler] = field(default_factory=list)
+    straggler_gain_ms: float | None = None
+    """How much sooner the other ranks would be done if they waited for none of them; None where unknown."""
     collectives: list[CollectiveRow] = field(default_factory=list)
     transfer_ms: dict[str, float] = field(default_factory=dict)
     """For each kind of collective, total time from last start to last end."""
@@ -398,11 +400,13 @@ PREDICTED = (
     "tflops_per_second", "mfu", "gigabytes", "gbps", "power_w", "sustained_ms",
     "energy_j", "energy_low_j", "energy_high_j", "price_of_1000",
     "coverage", "critical_path", "critical_path_ranks", "waits_for",
-    "stragglers", "look_at", "overheads", "by_op", "by_family", "by_phase", "by_module", "cautions", "notes",
+    "stragglers", "straggler_gain_ms", "look_at", "overheads", "by_op", "by_family", "by_phase", "by_module",
+    "cautions", "notes",
 )  # fmt: skip
 """Fields of a predicted step's JSON that are those of the report."""
 MEASURED = (
     "source", "world", "missing", "step", "steps", "device_span_ms", "transfer_ms", "collectives", "stragglers",
+    "straggler_gain_ms",
     "critical_path_ms", "critical_path", "critical_path_ranks", "overheads", "by_op", "by_family", "by_phase",
     "by_module", "queue_depth", "attributed", "notes", "bound", "idle", "idle_causes",
 )  # fmt: skip
@@ -465,7 +469,7 @@ def idle_by_cause(rows: list[IdleRow]) -> dict[str, float]:
 
 def bound_by(step_ms: float, idle_ms: float, causes: dict[str, float], host_ms: float = 0.0) -> str | None:
     """What limits a step: the device; else the host; or a queue, where most of what the device idles for was launched.
-    None where nothing is recorded of the host during most of it.
+    None where nothing is recorded of the host during most of it, and the device idles for more than a little.
 
     A host that works longer than the device does, and keeps it waiting, limits the step however little that is.
 
@@ -473,13 +477,15 @@ def bound_by(step_ms: float, idle_ms: float, causes: dict[str, float], host_ms: 
     ('device', 'host', 'queue')
     >>> bound_by(10.0, 1.7, {"T2": 1.7}, host_ms=9.9), bound_by(10.0, 1.7, {"T2": 1.7}, host_ms=7.0)
     ('host', 'device')
+    >>> bound_by(10.0, 2.0, {"no event": 2.0}), bound_by(10.0, 0.5, {"no event": 0.5})
+    (None, 'device')
     """
+    if idle_ms > BARELY_IDLE * step_ms and causes.get(NO_EVENT, 0.0) > idle_ms / 2:
+        return None
     launched = causes.get(QUEUED, 0.0) + causes.get(LATENCY, 0.0) > idle_ms / 2
     keeps_waiting = not launched and idle_ms > BARELY_IDLE * step_ms and host_ms > step_ms - idle_ms
     if idle_ms <= HOST_BOUND * step_ms and not keeps_waiting:
         return "device"
-    if causes.get(NO_EVENT, 0.0) > idle_ms / 2:
-        return None
     return "queue" if launched else "host"
 
 

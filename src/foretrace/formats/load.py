@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
-from foretrace.files import gc_paused, read_chunks
+from foretrace.files import COMPRESSIONS, gc_paused, read_chunks
 from foretrace.formats.kineto.events import CHUNK, SERIAL_CHUNKS
 from foretrace.graph import MAX_RANKS, ForetraceError, Graph, Job
 
@@ -26,7 +26,7 @@ class TraceFormat(NamedTuple):
     reader: str
     """A function of the module, which is imported only if there is such a file."""
     suffixes: tuple[str, ...]
-    """Endings of file names that are looked for in folders, without ``.gz``."""
+    """Endings of file names that are looked for in folders, without ``.gz`` or what else it is compressed with."""
     key: str = ""
     """Key by which a JSON object of this format is recognised, as a regular expression."""
     item_key: str = ""
@@ -64,12 +64,13 @@ FORMATS = {
 }  # fmt: skip
 """Trace formats by name. If one rank has files of several formats, the first of these is read."""
 
-SUFFIXES = tuple({f"{suffix}{gz}": "" for known in FORMATS.values() for suffix in known.suffixes for gz in ("", ".gz")})
+PACKED = ("", *(compression.suffix for compression in COMPRESSIONS.values()))
+SUFFIXES = tuple({f"{suffix}{gz}": "" for known in FORMATS.values() for suffix in known.suffixes for gz in PACKED})
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".zip", ".7z")
 SNIFFED_BYTES = 32 << 20
 """How far into a file the key of its format is searched for."""
 GZIP_RATIO = 15
-"""How many times smaller a gzipped trace usually is."""
+"""How many times smaller a compressed trace usually is."""
 _RANK = re.compile(r"rank[-_.]?(\d{1,6})(?!\d)", re.I)
 _NUMBER = re.compile(r"[-_.](\d{1,6})(?:\.[a-z]+)*$", re.I)
 
@@ -242,7 +243,7 @@ def _read(ranks: list[_RankFiles]) -> list[Graph]:
 
 def _unpacked_bytes(path: Path) -> int:
     """Approximate size of a file's contents."""
-    return path.stat().st_size * (GZIP_RATIO if path.suffix == ".gz" else 1)
+    return path.stat().st_size * (GZIP_RATIO if path.suffix in PACKED[1:] else 1)
 
 
 def _graphs(rank: _RankFiles) -> list[Graph]:

@@ -18,6 +18,7 @@ from foretrace.formats.execution_trace import read_execution_trace
 from foretrace.formats.execution_trace.read import LazyOps
 from foretrace.formats.join import join_traces
 from foretrace.graph import Constant, ForetraceError, Graph, Job
+from foretrace.graph.operators import WITH_TEMPORARIES
 from foretrace.graph.tables import ANNOTATION, CALL, NODE
 from tests.formats.execution_traces import node, scaffold, step, tensor, trace, write
 
@@ -331,6 +332,13 @@ def test_so_has_a_chakra_trace(structure: Graph, tmp_path: Path):
     [path] = write_chakra(Job([structure]), tmp_path / "chakra")
     graph = read_chakra(path)
     assert arguments(pickle.loads(pickle.dumps(graph))) == arguments(graph)
+
+
+def test_calls_whose_temporaries_every_report_adds_up_come_along(structure: Graph):
+    sent = pickle.loads(pickle.dumps(structure))
+    Path(structure.source).unlink()
+    rows = [row for row, op in enumerate(structure.ops) if op.name in WITH_TEMPORARIES]
+    assert [sent.ops[row].args for row in rows] == [structure.ops[row].args for row in rows] != []
 
 
 def test_the_file_is_read_once_and_only_when_asked(structure: Graph):

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from operator import attrgetter
 from pathlib import Path
@@ -25,6 +26,7 @@ from foretrace.formats.execution_trace.nodes import Node, decode_list, read_node
 from foretrace.formats.execution_trace.storages import StorageLifetimes
 from foretrace.formats.values import Decoder, StorageNumber, decoder, signature
 from foretrace.graph import ForetraceError, Graph, Names, Op, OpTable, Value
+from foretrace.graph.operators import WITH_TEMPORARIES
 from foretrace.graph.tables import Ints
 
 SCAFFOLD = "[pytorch|profiler|execution_"
@@ -75,7 +77,8 @@ def read_execution_trace(path: Path) -> Graph:
 class LazyOps:
     """Creates the ops of a file's rows by reading the file again when the first op is needed: an op table's ``detail``.
 
-    It stands in for a reader's own data in another process: these are large, and few commands look at arguments.
+    It stands in for a reader's own data in another process: these are large, and few commands look at arguments. Ops
+    that all of them look at may come along.
 
     >>> detail = LazyOps(lambda path: Graph(OpTable.of([Op("aten::mm"), Op(f"read from {path}")])), Path("et.json"))
     >>> detail(1).name
@@ -84,6 +87,7 @@ class LazyOps:
 
     read: Callable[[Path], Graph]
     path: Path
+    at_hand: dict[int, Op] = field(default_factory=dict)
 
     @cached_property
     def _detail(self) -> Callable[[int], Op]:
@@ -91,7 +95,8 @@ class LazyOps:
 
     def __call__(self, row: int) -> Op:
         """The op of a source row."""
-        return self._detail(row)
+        known = self.at_hand.get(row)
+        return self._detail(row) if known is None else replace(known)
 
 
 def _call_order(path: Path, ended: Sequence[Node]) -> tuple[NDArray[np.intp], Ints, int]:
@@ -182,8 +187,13 @@ class _NodeOps:
         self._path, self._nodes, self._lifetimes = path, nodes, lifetimes
         self._parent: list[int] = parent.tolist()
 
-    def __reduce__(self) -> tuple[type[LazyOps], tuple[Callable[[Path], Graph], Path]]:
-        return LazyOps, (read_execution_trace, self._path.absolute())
+    def __reduce__(self) -> tuple[type[LazyOps], tuple[Callable[[Path], Graph], Path, dict[int, Op]]]:
+        at_hand = {}
+        with suppress(ForetraceError):  # said again by the one who looks at that op
+            for row, node in enumerate(self._nodes):
+                if node.name in WITH_TEMPORARIES:
+                    at_hand[row] = self(row)
+        return LazyOps, (read_execution_trace, self._path.absolute(), at_hand)
 
     @cached_property
     def _last_inside(self) -> list[int]:

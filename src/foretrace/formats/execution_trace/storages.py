@@ -97,6 +97,7 @@ class StorageLifetimes:
             birth=births,
             death=np.where(births >= 0, last + 1, -1),
             held=np.zeros(len(self._all), bool),
+            pinned=np.zeros(len(self._all), bool),
             devices=devices,
         )
 

@@ -15,13 +15,13 @@ from foretrace.formats.kineto.arguments import Arguments, decoded, values
 from foretrace.formats.kineto.columns import NO_ARGUMENTS, CollectiveArgs, Columns, is_device
 from foretrace.formats.kineto.decode import Head
 from foretrace.formats.kineto.events import read_events
-from foretrace.formats.kineto.processes import as_ranks, split_processes
 from foretrace.formats.kineto.tables import Clock, activity_table, call_table, kernel_table, op_table, shared_ids
 from foretrace.formats.values import dtype_name
 from foretrace.graph import CallTable, Collective, ForetraceError, Graph, KernelTable, OpTable, Span, tensors_in
+from foretrace.graph.graph import MISSING_KERNELS
 from foretrace.graph.op import ITEMSIZE
 from foretrace.graph.operators import collective_kind
-from foretrace.graph.tables import CALL, COLLECTIVE, distinct
+from foretrace.graph.tables import CALL, COLLECTIVE, SEVERAL, Floats, distinct, launches_without_kernels
 
 NO_SHAPES = "no shapes of arguments: profile with record_shapes=True to have them"
 MAX_EVENT_US = 86_400e6
@@ -53,7 +53,12 @@ def read_processes(path: Path) -> list[Graph]:
         columns = read_lanes(path) or columns
     if not (columns.ops.count or columns.calls.count or columns.device.count):
         raise _no_events(path, columns)
-    processes, notes = split_processes(columns.without_repeats())
+    columns = columns.without_repeats()
+    if len({key[0] for key in columns.threads if isinstance(key, tuple)}) < 2:
+        return [graph_of_columns(path, columns, head)]
+    from foretrace.formats.kineto.processes import as_ranks, split_processes  # most traces are of one process
+
+    processes, notes = split_processes(columns)
     graphs = as_ranks([graph_of_columns(path, process, head) for process in processes])
     graphs[0].notes += notes
     return graphs
@@ -73,7 +78,7 @@ def graph_of_columns(path: Path, columns: Columns, head: Head) -> Graph:
     graph = Graph(
         ops, calls, kernels, rank, world, _device(head, columns), str(path),
         origin_ns=_base_ns(head) + clock.first_ns,
-        steps=_steps(ops, calls),
+        steps=_steps(ops, calls, kernels),
         collectives=finder.of_kernels(kernels, columns.device_collectives, events) + finder.of_host(),
         groups=groups,
         activities=activity_table(columns, ops, clock),
@@ -103,13 +108,13 @@ def _no_events(path: Path, columns: Columns) -> ForetraceError:
         )
     if columns.events:
         return ForetraceError(
-            f"{path} holds {columns.events:,} events, but none of PyTorch's profiler",
+            f"{path} holds {columns.events:,} events, but no ops, annotations, runtime calls or device work",
             "Give a trace that torch.profiler exported.",
         )
     return ForetraceError(f"{path} holds no events", "Profile at least one step and export the trace again.")
 
 
-def _steps(ops: OpTable, calls: CallTable) -> list[Span]:
+def _steps(ops: OpTable, calls: CallTable, kernels: KernelTable) -> list[Span]:
     """The profiler's step annotations, from the thread with most of them; of several such threads, from the busiest."""
     is_step = ops.names.matching(lambda name: bool(STEP_MARK.match(name)))
     rows = np.flatnonzero(is_step[ops.name]) if len(ops) else np.zeros(0, np.intp)
@@ -121,10 +126,17 @@ def _steps(ops: OpTable, calls: CallTable) -> list[Span]:
         Span(ops.names[ops.name[row]], float(ops.start[row]), float(ops.end[row]))
         for row in rows[ops.thread[rows] == main]
     ]
-    works = ops.start[ops.kind == CALL], calls.start
-    # Where the profiler stops, the step that it had just begun holds nothing.
-    full = [span for span in spans if any(np.diff(np.searchsorted(some, [span.start, span.end])) for some in works)]
-    return full or spans
+    # Where the profiler stops, the step that it had just begun holds nothing: no call, or in a trace without calls
+    # no annotation and no device work.
+    calls_in = ops.start[ops.kind == CALL], calls.start
+    other = ops.start[~is_step[ops.name]], kernels.start
+    return _holding(spans, calls_in) or _holding(spans, other) or spans
+
+
+def _holding(spans: list[Span], works: tuple[Floats, ...]) -> list[Span]:
+    """The spans in which any of the events with these starting times begins."""
+    times = [np.sort(some) for some in works]
+    return [span for span in spans if any(np.diff(np.searchsorted(some, [span.start, span.end])) for some in times)]
 
 
 def _distributed(head: Head) -> dict[str, Any]:
@@ -175,8 +187,6 @@ def _allocated(columns: Columns, clock: Clock) -> tuple[tuple[float, int], ...]:
     return tuple(zip(at[order].tolist(), rows["allocated"][mine][order].tolist()))
 
 
-SEVERAL = 0.05
-"""Share of launches without kernels, and of kernels before their launches, that is no chance."""
 OTHER_DEVICE, MAX_DEVICES = 0.01, 8
 """Share of a trace's device work that makes a device one of several, and how many of these are named."""
 
@@ -189,7 +199,7 @@ def _notes(graph: Graph, columns: Columns) -> list[str]:
         notes.append(f"events that begin and never end are left out: {columns.begun:,}")
     if columns.repeated:
         notes.append(f"events that the file holds more than once are counted once: {columns.repeated:,} left out")
-    if len(graph.ops) and set(columns.signatures) <= {NO_ARGUMENTS}:
+    if (graph.ops.kind == CALL).any() and set(columns.signatures) <= {NO_ARGUMENTS}:
         notes.append(NO_SHAPES)
     if len(graph.kernels) and not len(graph.calls):
         known = (graph.kernels.op >= 0).any()
@@ -222,15 +232,12 @@ def _contradictions(graph: Graph) -> list[str]:
     if not known.any():
         return []
     notes = []
-    launches = calls.names.matching(lambda name: "Launch" in name and "Graph" not in name)[calls.name]
-    launches[kernels.call[known]] = True
-    lost = launches.copy()
-    lost[kernels.call[known]] = False
+    lost, launches = launches_without_kernels(calls, kernels)
     captures = calls.names.matching(lambda name: "BeginCapture" in name).any()  # what is captured runs later
-    if lost.sum() > SEVERAL * launches.sum() and not captures:
+    if lost > SEVERAL * launches and not captures:
         notes.append(
-            f"kernels are missing: {int(lost.sum()):,} of {int(launches.sum()):,} launches have none in the trace; the "
-            "device worked longer than is shown"
+            f"{MISSING_KERNELS}{lost:,} of {launches:,} launches have none in the trace; the device worked longer than "
+            "is shown"
         )
     early = calls.start[kernels.call[known]] - kernels.start[known]
     if (early > 0).mean() > SEVERAL:
