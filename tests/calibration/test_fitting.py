@@ -33,7 +33,7 @@ def asked(monkeypatch):
     """The earlier models that each fit was given; a fit writes one model, and reports progress halfway."""
     seen = []
 
-    def fit_models(raw, device, out, on_progress, before):
+    def fit_models(raw, device, out, on_progress, before, *_):
         seen.append(before)
         (out / "fills.npz").write_bytes(bytes([len(seen)]))
         on_progress(Progress("half of it"))

@@ -56,6 +56,12 @@ def test_a_device_is_measured_described_and_fitted(tmp_path, small):
     assert any(stage.text.startswith("fills: ") and stage.of > 0 for stage in stages)
 
 
+def test_a_cpu_has_no_prior_and_no_platform_before_it_is_measured(tmp_path, small):
+    calibrate(tmp_path / "mine", minutes=0.01, prior="auto", **FILLS)
+    assert len(small) == 1, "fitted once, when all was measured"
+    assert not (tmp_path / "mine" / "host.json").exists()
+
+
 def test_begun_again_it_goes_on(tmp_path, small):
     for _ in range(2):
         calibrate(tmp_path, minutes=0.005, **FILLS)
@@ -73,7 +79,7 @@ def test_after_a_round_the_time_goes_where_the_errors_are(tmp_path, small, monke
 
     monkeypatch.setattr(measuring, "measure_families", measure)
     monkeypatch.setattr(calibrating, "ROUND_SECONDS", 4.0)
-    monkeypatch.setattr(calibrating, "held_out_errors", lambda raw: {"matrix": 0.09, "fills": 0.01})
+    monkeypatch.setattr(calibrating, "held_out_errors", lambda *_: {"matrix": 0.09, "fills": 0.01})
     outcome = calibrate(tmp_path, ("device",), minutes=0.2, on="cpu")
     assert [seconds for seconds, _ in seen] == [4, 6, 12], "a round that did not use its time leaves it to the next"
     assert seen[0][1] == calibrating.FIRST_SHARES

@@ -21,7 +21,8 @@ from foretrace.platform.measurements.fabric import FABRIC_FILE, read_fabric_runs
 from foretrace.platform.measurements.host import HOST_FILE, read_host_runs
 from foretrace.platform.measurements.journal import exists
 from foretrace.platform.measurements.kernels import SUFFIX, read_all
-from foretrace.platform.platform import DEVICE, FABRIC, HOST, INDEX, MODELS, RAW, About, read_about, write_about
+from foretrace.platform.platform import DEVICE, FABRIC, HOST, INDEX, MODELS, PRIOR, RAW, About, read_about, write_about
+from foretrace.platform.prior import AUTO, Prior, prior_platform
 from foretrace.platform.typed_json import write
 
 RAW_FILES = {"device": DEVICE_FILE, "host": HOST_FILE, "fabric": FABRIC_FILE}
@@ -30,6 +31,8 @@ VERSIONS = {"torch": "torch", "cuda": "cuda", "cudnn": "cudnn", "driver": "drive
 """Versions that a platform states, and their names among the facts of a machine."""
 FITTERS = ("lightgbm", "sklearn", "scipy", "torch")
 """Packages that models are fitted with: an extra, since only calibrations need them."""
+KEPT = "kept"
+"""Stands for the prior that a platform was calibrated from, if any."""
 INSTALL = "pip install 'foretrace[fit]'"
 
 
@@ -56,11 +59,14 @@ def fit(
     on_progress: OnProgress = lambda progress: None,
     anew: bool = True,
     until: float | None = None,
+    prior: str = KEPT,
 ) -> list[str]:
     """Make the files of a platform from its measurements; stopped before it is done, it leaves the models as they were.
 
     Measurements are the platform's own, or of the folder ``raw``. Where not all is fitted ``anew``, models without new
-    measurements stay. With ``until``, a time of the monotonic clock, it is done by then. Returns notes for the user.
+    measurements stay. With ``until``, a time of the monotonic clock, it is done by then. The ``prior`` of kernel models
+    is the one that the platform was calibrated from; or the platform of that name, ``auto`` or ``none``
+    (`foretrace.platform.prior`). Returns notes for the user.
     """
     raw = raw or folder / RAW
     raw = raw / RAW if (raw / RAW).is_dir() else raw
@@ -69,10 +75,10 @@ def fit(
         raise ForetraceError(f"{raw} holds no measurements", f"`foretrace calibrate --out {folder}` makes some.")
     folder.mkdir(parents=True, exist_ok=True)
     notes: list[str] = []
-    for part in (part for part in measured if part in parts):
+    for part in sorted((part for part in measured if part in parts), key="device".__eq__):  # takes what time is left
         on_progress(Progress(f"fitting the {part}"))
         if part == "device":
-            notes = fit_device(raw, folder, on_progress, anew, until)
+            notes = fit_device(raw, folder, on_progress, anew, until, prior)
         elif part == "host":
             fit_host(raw, folder)
         else:
@@ -109,40 +115,90 @@ def _runs(raw: Path, part: str) -> list[Any]:
     return runs
 
 
-def fit_device(raw: Path, folder: Path, on_progress: OnProgress, anew: bool, until: float | None = None) -> list[str]:
+def fit_device(
+    raw: Path, folder: Path, on_progress: OnProgress, anew: bool, until: float | None = None, prior: str = KEPT
+) -> list[str]:
     """Describe a device by its facts and its best measured rates, and fit its kernel models."""
-    device = describe_device(DeviceFacts.read(raw), read_all(raw, CEILINGS, "matrix", "copies"), folder.resolve().name)
+    facts = DeviceFacts.read(raw)
+    device = describe_device(facts, read_all(raw, CEILINGS, "matrix", "copies"), folder.resolve().name)
+    known = find_prior(prior, folder, device, facts)
     later = (
         "kernel models were not fitted, since the packages for it are not installed: "
         f"`{INSTALL}`, then `foretrace calibrate fit --out {folder}`, here or elsewhere"
     )
-    notes = _fit_kernels(raw, folder, device, on_progress, anew, until) if can_fit() else [later]
+    if can_fit() or not _has_kernels(raw):
+        notes = _fit_kernels(raw, folder, device, on_progress, anew, until, known)
+    else:
+        notes = [later]
     write(folder / DEVICE, asdict(device))
     return notes
 
 
+def find_prior(name: str, folder: Path, device: Device, facts: DeviceFacts) -> Prior | None:
+    """The prior of a platform's kernel models: the one that it was calibrated from, or what a name stands for.
+
+    The copy of one that an older Foretrace made is replaced by the platform that has its name now.
+    """
+    kept = Prior.read(folder / MODELS / PRIOR)
+    if name == KEPT and kept is None:
+        return None
+    if kept and (name == KEPT or name in (AUTO, kept.name)):
+        if not kept.outdated:
+            return kept
+        name = kept.name
+    platform = prior_platform(name, device)
+    return Prior.of(platform, device, cuda_runtime(facts.machine.get("cuda", ""))) if platform else None
+
+
+def cuda_runtime(version: str) -> int:
+    """A version of CUDA as traces state it; 0 where it is unknown.
+
+    >>> cuda_runtime("12.4"), cuda_runtime("")
+    (12040, 0)
+    """
+    numbers = [int(part) for part in version.split(".")[:2] if part.isdecimal()]
+    return 1000 * numbers[0] + 10 * numbers[1] if len(numbers) == 2 else 0
+
+
+def _has_kernels(raw: Path) -> bool:
+    return any(exists(raw / f"{name}{SUFFIX}") for name in FAMILIES)
+
+
 def _fit_kernels(
-    raw: Path, folder: Path, device: Device, on_progress: OnProgress, anew: bool, until: float | None
+    raw: Path,
+    folder: Path,
+    device: Device,
+    on_progress: OnProgress,
+    anew: bool,
+    until: float | None,
+    prior: Prior | None,
 ) -> list[str]:
     from foretrace.cost_models.kernels.fitting import fit_models
 
-    before = None if anew else _models_for(device, folder)
+    before = None if anew else _models_for(device, folder, prior)
     with _replaced(folder / MODELS) as models:
-        limited = () if until is None else (until,)
-        index = fit_models(raw, device, models, on_progress, before, *limited)
+        index = fit_models(raw, device, models, on_progress, before, until, prior)
         write(models / Path(INDEX).name, index)
     few = [name for name in FAMILIES if exists(raw / f"{name}{SUFFIX}") and name not in index]
+    if few and prior:
+        return [f"too little was measured of {', '.join(few)}: their times are those of {prior.name}, scaled"]
     return [f"too little was measured to fit {', '.join(few)}: measure longer"] if few else []
 
 
-def _models_for(device: Device, folder: Path) -> Path | None:
-    """The models of a platform, where this version of Foretrace fitted them for the same device."""
+def _models_for(device: Device, folder: Path, prior: Prior | None) -> Path | None:
+    """The models of a platform, where this version of Foretrace fitted them for the same device and prior.
+
+    A prior's times are scaled by the rates that were measured of the device: they must be the same.
+    """
     try:
         before, by = Device.read(folder / DEVICE), read_about(folder).versions.get("foretrace")
+        kept = Prior.read(folder / MODELS / PRIOR)
     except ForetraceError:
         return None
-    alike = replace(before, measured=Measured()) == replace(device, measured=Measured())
-    return folder / MODELS if alike and by == __version__ else None
+    if prior is None and kept is None:
+        before, device = (replace(each, measured=Measured()) for each in (before, device))
+    same = (kept.name, kept.foretrace) == (prior.name, prior.foretrace) if kept and prior else kept is prior
+    return folder / MODELS if before == device and same and by == __version__ else None
 
 
 @contextmanager

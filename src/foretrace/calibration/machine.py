@@ -7,27 +7,31 @@ import os
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from foretrace._progress import OnProgress, Progress
 from foretrace.calibration.device_facts import CEILINGS, DEVICE_FILE, DeviceFacts, describe_device
-from foretrace.calibration.fitting import can_fit, fit
-from foretrace.cost_models.kernels.families import DRAWN
+from foretrace.calibration.fitting import KEPT, can_fit, fit
+from foretrace.cost_models.kernels.families import DRAWN, case_number
 from foretrace.cost_models.kernels.families.compiled import COMPILED
 from foretrace.errors import ForetraceError
 from foretrace.platform.host import Host
 from foretrace.platform.measurements.cases import EXACT, case_key
 from foretrace.platform.measurements.fabric import FABRIC_FILE
 from foretrace.platform.measurements.kernels import read_all
-from foretrace.platform.platform import RAW, read_host
+from foretrace.platform.platform import HOST, MODELS, PRIOR, RAW, read_host
+from foretrace.platform.prior import AUTO, NONE, Prior
+from foretrace.platform.registry import CPU, REFERENCE, find_platform
 from foretrace.processes import temporary_folder
 
 if TYPE_CHECKING:
     from foretrace.calibration.timing.kernels import MeasuredFamily
+    from foretrace.cost_models.kernels.prior import PriorModels
     from foretrace.graph import Graph
+    from foretrace.platform.device import Device
 
 try:
     import fcntl
@@ -44,6 +48,8 @@ FIRST_SHARES = {name: math.sqrt(family.share) for name, family in DRAWN.items()}
 """Shares of the time before errors are known: more even than the families' own, so that each can be fitted."""
 UNFITTED = 3.0
 """A family with too few measurements to be fitted counts as if its error were so many times the mean."""
+PRIOR_CASES = 32
+"""Cases of a family that a prior is asked about before any is measured."""
 COMPILED_SHARE = 0.05
 """Share of the time for kernels that torch.compile makes."""
 COMPILED_SECONDS = 200.0
@@ -78,6 +84,7 @@ def calibrate(
     like: Graph | None = None,
     on_progress: OnProgress = lambda progress: None,
     until: float | None = None,
+    prior: str = NONE,
 ) -> Outcome:
     """Measure parts of this machine into a platform's folder, and fit them.
 
@@ -87,7 +94,8 @@ def calibrate(
     process. The device is one like ``cuda:1`` or ``cpu``, or the first GPU. Of kernels all ``families`` are measured,
     or those named; with ``like`` exactly the calls of that step, and no families. With ``until``, a time of the
     monotonic clock, some of the minutes are left for fitting, which is done by then; else that takes as long as it
-    takes.
+    takes. With a ``prior`` (``auto``, or the name of a platform) kernel models start from those of another GPU, and the
+    platform can be used from when its device is known, before any kernel is measured.
     """
     ours = [part for part in SHARES if part in parts and (part != "fabric" or _rank() is not None or len(parts) == 1)]
     if until is not None:
@@ -105,6 +113,8 @@ def calibrate(
         if "device" in ours:
             with _undone_if_spoilt(raw, outcome):
                 measure_device(raw, on, outcome, on_progress)
+                if prior != NONE:
+                    _start_from(prior, out, "host" in ours, on_progress)
                 if like:
                     measure_step_calls(raw, on, seconds["device"], like, outcome, on_progress)
                 else:
@@ -112,8 +122,21 @@ def calibrate(
             outcome.notes += _disturbances(outcome, out)
         if "host" in ours:
             measure_host(raw, on, seconds["host"], outcome, on_progress)
-        outcome.notes += fit(out, parts=ours, on_progress=on_progress, anew=False, until=until)
+        chosen = KEPT if prior == AUTO else prior
+        outcome.notes += fit(out, parts=ours, on_progress=on_progress, anew=False, until=until, prior=chosen)
     return outcome
+
+
+def _start_from(prior: str, out: Path, with_host: bool, on_progress: OnProgress) -> None:
+    """Make a platform of a prior alone, with the host that comes with Foretrace until one is measured; of a CPU none,
+    which no prior is known of."""
+    if prior == AUTO and DeviceFacts.read(out / RAW).kind == CPU:
+        return
+    if not (out / MODELS).is_dir() or prior != AUTO:
+        fit(out, parts=("device",), on_progress=on_progress, anew=False, prior=prior)
+    if with_host and not (out / HOST).is_file():
+        host = read_host(find_platform(REFERENCE))
+        replace(host, provenance=f"not measured here: that of {REFERENCE}").write(out / HOST)
 
 
 def calibrate_host(seconds: float = 60.0, on: str | None = None) -> Host:
@@ -234,12 +257,13 @@ def _measure_in_rounds(
     def over_all_rounds(progress: Progress) -> None:
         on_progress(progress._replace(done=time.monotonic() - begun, of=seconds))
 
-    shares = FIRST_SHARES
+    known = _prior_models(raw)
+    shares = shares_by_error(prior_errors(raw, device.type, *known)) if known else FIRST_SHARES
     with Workers(device, workers_for(device, _slowly_planned_seconds(families, seconds))) as workers:
         for left in range(rounds, 0, -1):
             if left < rounds:
                 over_all_rounds(Progress("looking where the models are worst"))
-                shares = shares_by_error(held_out_errors(raw))
+                shares = shares_by_error(held_out_errors(raw, known))
             minutes = max(0.0, seconds - (time.monotonic() - begun)) / left / 60
             found = measure_families(raw, device, minutes, families, over_all_rounds, shares=shares, workers=workers)
             _add(outcome.families, found)
@@ -265,11 +289,36 @@ def _add(total: list[MeasuredFamily], more: list[MeasuredFamily]) -> None:
             total.append(one)
 
 
-def held_out_errors(raw: Path) -> dict[str, float]:
+def _prior_models(raw: Path) -> tuple[PriorModels, Device] | None:
+    """The prior of the platform that measurements belong to, and the device as far as it is known."""
+    prior = Prior.read(raw.parent / MODELS / PRIOR)
+    if prior is None:
+        return None
+    from foretrace.cost_models.kernels.prior import PriorModels
+
+    return PriorModels.of(prior), _device_so_far(raw)
+
+
+def _device_so_far(raw: Path) -> Device:
+    return describe_device(DeviceFacts.read(raw), read_all(raw, CEILINGS), "here")
+
+
+def prior_errors(raw: Path, kind: str, models: PriorModels, device: Device) -> dict[str, float]:
+    """How unsure a prior is of each family: the mean range of the times of some cases."""
+    from foretrace.calibration.timing.kernels import MAX_ELEMENTS
+
+    found = {}
+    for name, family in DRAWN.items():
+        cases = [case_number(name, number, MAX_ELEMENTS[kind], kind) for number in range(PRIOR_CASES)]
+        found[name] = models.uncertainty(family, cases, device)
+    return found
+
+
+def held_out_errors(raw: Path, known: tuple[PriorModels, Device] | None = None) -> dict[str, float]:
     """Errors by family on held-out measurements, of models fitted on what is measured so far."""
     from foretrace.cost_models.kernels.fitting import estimated_errors
 
-    return estimated_errors(raw, describe_device(DeviceFacts.read(raw), read_all(raw, CEILINGS), "here"))
+    return estimated_errors(raw, known[1] if known else _device_so_far(raw), known[0] if known else None)
 
 
 def shares_by_error(errors: Mapping[str, float]) -> dict[str, float]:

@@ -112,7 +112,7 @@ class Device:
     @classmethod
     def read(cls, path: Path) -> Device:
         """Read a device's file; an error names the field that is wrong."""
-        device = read_as(cls, path)
+        device = read_as(cls, path, "docs/platform.md lists the fields of a device.")
         if "float32" not in device.peak_tflops:
             raise ForetraceError(f"{path}: the field 'peak_tflops' has no rate of float32", "Add it.")
         for name, known in (("kind", KINDS), ("attention", ATTENTION)):

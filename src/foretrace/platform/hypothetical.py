@@ -199,12 +199,38 @@ def scaling_to(device: Device, measured: Platform, ratios: Path | None = None) -
         return replace(plain, start=start, ratios=folder, ratio_gemm=plain.gemm)
     if BFLOAT16 not in device.peak_tflops:  # older ones: constants are fitted on times of such
         return plain
-    near, known = nearest_with_tables(device, source), CrossDeviceConstants.shipped()
-    spread = known.neighbour_spread + known.spread * min(1.0, _unlikeness(near or source, device))
-    plain = replace(plain, least_spread=spread)
+    near = nearest_with_tables(device, source)
     if near is None:
-        return plain
-    return replace(plain, source=near, base=scaling_to(near, measured), start=near.clock_mhz / device.clock_mhz)
+        return replace(plain, least_spread=_neighbour_spread(source, device))
+    return replace(
+        plain,
+        source=near,
+        base=scaling_to(near, measured),
+        start=near.clock_mhz / device.clock_mhz,
+        least_spread=_neighbour_spread(near, device),
+    )
+
+
+def neighbour_scaling(near: Platform, device: Device) -> CrossDeviceScaling:
+    """How times of any platform, calibrated or not, are scaled to another device, by the descriptions of both.
+
+    >>> neighbour_scaling(Platform.named("a100"), Device.named("h200")).base.source.name
+    'h200'
+    """
+    plain = replace(
+        CrossDeviceScaling.between(near.device, device),
+        base=near.cross_device,
+        least_spread=_neighbour_spread(near.device, device),
+    )
+    return replace(plain, start=near.device.clock_mhz / device.clock_mhz) if near.cross_device else plain
+
+
+def _neighbour_spread(near: Device, device: Device) -> float:
+    """Standard deviation of the logarithm of a time that is scaled from a GPU, however little."""
+    known = CrossDeviceConstants.shipped()
+    if BFLOAT16 not in near.peak_tflops or BFLOAT16 not in device.peak_tflops:
+        return known.neighbour_spread + known.spread
+    return known.neighbour_spread + known.spread * min(1.0, _unlikeness(near, device))
 
 
 def nearest_with_tables(device: Device, source: Device) -> Device | None:

@@ -4,7 +4,7 @@
 | --- | --- |
 | ``platform.json`` | name, date, provenance and versions (`About`) |
 | ``device.json``, ``host.json``, ``fabric.json`` | the parts, as many as were measured |
-| ``models/`` | fitted kernel models |
+| ``models/`` | fitted kernel models; in ``models/prior`` those of another GPU that they are a difference to |
 | ``ratios/`` | of a platform made of published tables: ratios to the calibrated GPU |
 | ``raw/`` | the measurements that the parts were fitted on (`foretrace.platform.measurements`) |
 """
@@ -33,6 +33,8 @@ ABOUT, DEVICE, HOST, FABRIC, MODELS, RAW = "platform.json", "device.json", "host
 RATIOS = "ratios"
 INDEX = f"{MODELS}/index.json"
 """By kernel family: number of measurements, kind of model, errors on held-out calls."""
+PRIOR, PRIOR_FILE = "prior", "prior.json"
+"""Folder in that of the models with what they are a difference to (`foretrace.platform.prior`), and the file in it."""
 EXACT = f"{MODELS}/exact.json.gz"
 """Calls of steps that were timed exactly as the step makes them."""
 
@@ -233,6 +235,7 @@ def check_out(folder: Path) -> None:
 
 
 def lacks_models(folder: Path) -> bool:
-    """Whether a platform has a device, but neither kernel models nor exactly timed calls."""
-    has_models = any((folder / MODELS).glob("*.npz")) or (folder / EXACT).is_file()
+    """Whether a platform has a device, but neither kernel models, a prior's among them, nor exactly timed calls."""
+    known = (folder / EXACT, folder / MODELS / PRIOR / PRIOR_FILE)
+    has_models = any((folder / MODELS).glob("*.npz")) or any(path.is_file() for path in known)
     return (folder / DEVICE).is_file() and not has_models

@@ -18,7 +18,21 @@ from foretrace.platform.device import Device
 from foretrace.platform.fabric import Fabric, fabrics
 from foretrace.platform.host import Host
 from foretrace.platform.hypothetical import RatioTable
-from foretrace.platform.platform import ABOUT, DEVICE, EXACT, FABRIC, HOST, INDEX, About, Platform, read_about
+from foretrace.platform.platform import (
+    ABOUT,
+    DEVICE,
+    EXACT,
+    FABRIC,
+    HOST,
+    INDEX,
+    MODELS,
+    PRIOR,
+    PRIOR_FILE,
+    About,
+    Platform,
+    read_about,
+)
+from foretrace.platform.prior import PriorRecord
 from foretrace.platform.registry import (
     CPU,
     device_files,
@@ -42,6 +56,10 @@ COMMON_CALLS = (
 """Calls that most steps are made of."""
 TABLE_KINDS = {"matrix": ("bf16", "fp8", "grouped"), "attention": ("attention", "flash")}
 """Kinds of calls in published tables, by kernel family."""
+CARRIED = "carried over"
+"""Stands for the kind of the model of a family that is the prior's."""
+ON_PRIOR = {"difference": "measured, as a difference to", "prior": "measured, and no better than"}
+"""By kind of model: how a family that was measured goes with the prior."""
 Fields = dict[str, Any]
 
 
@@ -77,6 +95,8 @@ class Summary:
     """By kind of calls, the published tables that its times are fitted on."""
     tables_of: str = ""
     """The GPU of these tables: its own name, or the GPU that it is scaled from."""
+    prior: PriorRecord | None = None
+    """What its kernel models were calibrated from, if not from nothing."""
 
     @classmethod
     def named(cls, name: str | Path) -> Summary:
@@ -87,6 +107,7 @@ class Summary:
             return cls.of(load_platform(name))
         about = read_about(folder)
         device, host, fabric, exact = (folder / part for part in (DEVICE, HOST, FABRIC, EXACT))
+        prior = folder / MODELS / PRIOR / PRIOR_FILE
         return cls(
             about,
             about.name,
@@ -95,6 +116,7 @@ class Summary:
             Host.read(host) if host.exists() else None,
             Fabric.read(fabric) if fabric.exists() else None,
             _timed_calls(exact) if exact.exists() else 0,
+            prior=read_as(PriorRecord, prior) if prior.is_file() else None,
         )
 
     @classmethod
@@ -116,13 +138,18 @@ class Summary:
             tables_of=own,
         )
 
-    def source_of(self, family: str) -> str:
-        """Where the times of a kernel family come from: measured there, published tables, or scaled.
+    def source_of(self, family: str, kind: str = "") -> str:
+        """Where the times of a kernel family with a model of this kind come from: measured there, published tables, or
+        scaled.
 
         >>> h100 = Summary.named("h100")
         >>> h100.source_of("matrix"), h100.source_of("norms"), Summary.named("h200").source_of("norms")
         ('published tables, else scaled from h200', 'scaled from h200', 'measured')
         """
+        if self.prior and kind == CARRIED:
+            return f"not measured: {self.prior.words}"
+        if self.prior and kind in ON_PRIOR:
+            return f"{ON_PRIOR[kind]} {self.prior.words}"
         if self.scaled_from is None:
             return "measured"
         if not any(kind in self.tables for kind in TABLE_KINDS.get(family, ())):
@@ -142,15 +169,21 @@ class Summary:
             "device": self.device and device_fields(self.device),
             "host": self.host and host_fields(self.host),
             "fabric": self.fabric and fabric_fields(self.fabric),
-            "families": {
-                name: {**fields, "source": self.source_of(name)} for name, fields in family_fields(index).items()
-            }
-            if index.exists()
-            else {},
+            "families": self._families(index) if index.exists() else {},
+            "prior": self.prior.name if self.prior else None,
             "exact": self.exact,
             "carried_from": self.scaled_from,
             "tables": {kind: asdict(table) for kind, table in self.tables.items()},
         }
+
+    def _families(self, index: Path) -> Fields:
+        """The fitted families, and those that are the prior's: how many calls of it that was fitted on, no errors."""
+        fitted = family_fields(index)
+        carried = index.parent / PRIOR / index.name
+        others = family_fields(carried) if self.prior and carried.exists() else {}
+        unknown = {"measurements": 0, "kind": CARRIED, "gmae": None, "mean": None, "p90": None, "others": {}}
+        known = {**fitted, **{name: unknown for name in others if name not in fitted}}
+        return {name: {**fields, "source": self.source_of(name, fields["kind"])} for name, fields in known.items()}
 
 
 def _timed_calls(path: Path) -> int:

@@ -16,7 +16,6 @@ from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, g
 
 from foretrace.errors import ForetraceError
 from foretrace.files import read_bounded
-from foretrace.output import atomic_write
 
 T = TypeVar("T")
 
@@ -60,6 +59,8 @@ def read_object(path: Path, advice: str = "Restore it.") -> dict[str, Any]:
 def write(path: Path, values: dict[str, Any]) -> None:
     """Write a JSON file, atomically."""
     text = json.dumps(values, indent=1, allow_nan=False) + "\n"
+    from foretrace.output import atomic_write  # most who read do not write
+
     with atomic_write(path) as file:
         file.write(text.encode())
 

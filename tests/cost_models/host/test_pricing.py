@@ -115,6 +115,15 @@ def test_blocks_that_are_computed_again_cost_in_both_directions():
     assert costs.before.tolist() == [5.0, 5.0, 7.0, 0.0, 0.0, 7.0, 0.0, 0.0]
 
 
+def test_a_block_that_keeps_some_results_is_computed_again_once():
+    names = ("mm", "relu", "addmm", "view", "gelu", "t")
+    block = [Op(f"aten::{name}", phase="forward", entered=1) for name in names]
+    again = [replace(op, phase="backward") for op in block if op.name != "aten::addmm"]
+    ops = [*block, *again, Op("aten::gelu_backward", phase="backward")]
+    costs = priced(ops, [1] * len(ops), between(recomputed_backward=7.0, forward_call=1.0, backward_call=2.0))
+    assert costs.before.tolist() == [1.0] * 6 + [8.0] + [1.0] * 4 + [2.0]
+
+
 def test_calls_that_are_made_again_in_backward_are_python_as_forward_is():
     forward, again = (Op("aten::mm", phase=phase, entered=1) for phase in ("forward", "backward"))
     ops = [forward, again, Op("aten::relu_backward", phase="backward")]

@@ -142,6 +142,6 @@ def test_calls_of_no_family_are_scaled_by_their_bytes():
     odd = Op("aten::cholesky", (numbers,), outputs=(numbers,))
     took = np.array([1000.0])
     (factor,) = scale_factors(
-        [odd], took, [], Tf32(), np.zeros(1), Device.named("a100"), CrossDeviceScaling(H200.device)
+        [odd], took, {}, Tf32(), np.zeros(1), Device.named("a100"), CrossDeviceScaling(H200.device)
     )
     assert 1.5 < factor < 4800 / 2039 * 1.1

@@ -89,10 +89,25 @@ def price_collective(
     >>> data = price_collective(a100, "all_reduce", 2**26, range(0, 64, 8))
     >>> tensor.typical < data.typical
     True
+
+    In a permute all ranks send at the same time, each to the next; it takes as long as its slowest send.
+
+    >>> permute = price_collective(a100, "permute", 2**26, range(16))
+    >>> permute == price_collective(a100, "send", 2**26, (7, 8))
+    True
     """
     if not isinstance(nbytes, int):  # of uneven splits all count in a ring, else those of the busiest rank
         nbytes = sum(nbytes) if kind in SUMMED_KINDS else max(nbytes, default=0)
-    return _price(fabric, kind, nbytes, Placement.of(members, gpus_per_node or fabric.gpus_per_node))
+    per_node = gpus_per_node or fabric.gpus_per_node
+    if kind == "permute":
+        kind, members = "send", _slowest_neighbours(members, per_node)
+    return _price(fabric, kind, nbytes, Placement.of(members, per_node))
+
+
+def _slowest_neighbours(members: Sequence[int], gpus_per_node: int) -> Sequence[int]:
+    """Two neighbours around a ring, on different nodes if there are some."""
+    pairs = list(zip(members, [*members[1:], *members[:1]]))
+    return next((pair for pair in pairs if pair[0] // gpus_per_node != pair[1] // gpus_per_node), members[:2])
 
 
 def assumptions(fabric: Fabric, world: int, gpus_per_node: int | None = None) -> list[str]:

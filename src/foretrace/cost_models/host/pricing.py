@@ -284,10 +284,31 @@ def cold_host_terms(calls: HostCalls) -> Floats:
     return columns
 
 
+MAX_KEPT = 3
+"""Calls in a row whose results selective checkpointing keeps, so that they are not made again."""
+
+
 def _repeated(calls: Sequence[int], start: int, before: Sequence[int]) -> int:
-    """Length of the longest run of calls from a position on that was made before in the same order."""
+    """Length of the longest run of calls from a position on that was made before in the same order.
+
+    Calls whose results were kept may be missing from it: after these come two or more that were made before.
+    """
     places = (place for place, name in enumerate(before) if name == calls[start])
-    return max((_common_run(calls, start, before, place) for place in places), default=0)
+    return max((_run_with_kept(calls, start, before, place) for place in places), default=0)
+
+
+def _run_with_kept(one: Sequence[int], start: int, other: Sequence[int], place: int) -> int:
+    """As `_common_run`, going on where the other list has a few items more.
+
+    >>> _run_with_kept([1, 2, 5, 6, 9], 0, [1, 2, 3, 4, 5, 6, 7], 0)
+    4
+    """
+    found = 0
+    while more := _common_run(one, start + found, other, place):
+        found, place = found + more, place + more
+        kept = range(1, MAX_KEPT + 1)
+        place += next((skip for skip in kept if _common_run(one, start + found, other, place + skip) > 1), 0)
+    return found
 
 
 def _common_run(one: Sequence[int], start: int, other: Sequence[int], place: int) -> int:

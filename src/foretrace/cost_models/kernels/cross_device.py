@@ -8,7 +8,7 @@ cache holds, and chains of dependent loads, which no bandwidth shortens.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -18,7 +18,6 @@ from foretrace.cost_models.kernels.decomposition import parts_of
 from foretrace.cost_models.kernels.estimators.dataset import Floats
 from foretrace.cost_models.kernels.families import FAMILIES, context_of, family_of
 from foretrace.cost_models.kernels.families.attention import on_device
-from foretrace.cost_models.kernels.families.lookups import index_statistics
 from foretrace.cost_models.kernels.family import TENSOR_CORE_FAMILIES
 from foretrace.cost_models.kernels.pricing import USABLE_SHARE, KernelCosts
 from foretrace.cost_models.kernels.ratios import OLDER, is_older_cublas, ratios_of
@@ -101,7 +100,8 @@ class ScaledCalls:
     """Calls whose kernels were priced on the calibrated device, to be scaled to another one."""
 
     ops: Sequence[Op]
-    indices: Sequence[Indices]
+    ids: Mapping[int, Indices]
+    """Statistics of their ids by position, where they have some."""
     tf32: Tf32
     warm: Floats
     """For each the share of its data that the cache holds."""
@@ -114,7 +114,7 @@ class ScaledCalls:
             costs = self.scale(costs, start_us, scaling.source, scaling.base)
             start_us *= scaling.base.start
         work = np.bincount(costs.op, np.maximum(costs.typical - start_us, 0.0), len(self.ops)).astype(np.float64)
-        factor = scale_factors(self.ops, work, self.indices, self.tf32, self.warm, device, scaling)[costs.op]
+        factor = scale_factors(self.ops, work, self.ids, self.tf32, self.warm, device, scaling)[costs.op]
         low, typical, high = (scaled_us(us, factor, start_us, scaling) for us in (costs.low, costs.typical, costs.high))
         wider = np.exp(SIGMAS_TO_P90 * scaling_spread(factor, scaling))
         scaled = replace(costs, low=low / wider, typical=typical, high=high * wider)
@@ -141,7 +141,7 @@ class ScaledCalls:
 def scale_factors(
     ops: Sequence[Op],
     us: Floats,
-    known: Sequence[Indices],
+    ids: Mapping[int, Indices],
     tf32: Tf32,
     warm: Floats,
     device: Device,
@@ -149,9 +149,9 @@ def scale_factors(
 ) -> Floats:
     """For each call how many times as long its work takes on a device as on the measured one.
 
-    Of each call the time of its work on the measured device is given, and the share of its data that the cache holds.
+    Of each call the time of its work on the measured device is given, and the share of its data that the cache holds;
+    and the statistics of its ids, by position, where it has some.
     """
-    ids = index_statistics(ops, known)
     seen: dict[Hashable, list[RooflinePair]] = {}
     done: dict[Hashable, float] = {}
     result = np.ones(len(ops))

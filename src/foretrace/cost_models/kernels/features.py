@@ -19,6 +19,12 @@ DTYPE_CODES = {
 }
 REUSE_COLUMNS = ("unique", "unique_share", "hottest", "hits", "often", "rows_hit")
 """Names of what `reuse_features` gives."""
+WARP = 32
+"""Threads of a GPU that run in step."""
+RESIDENT = 2048
+"""Threads that an SM holds at once, on the H200 and most others for data centres."""
+SECTOR = 32
+"""Bytes of a memory sector: what is moved at least."""
 MANY_HITS = 64
 """Mean hits per row from which on all rows have about as many."""
 

@@ -26,13 +26,16 @@ from foretrace.cost_models.kernels.families import FAMILIES, Family
 from foretrace.cost_models.kernels.reliability import ErrorRange, Support
 from foretrace.cost_models.kernels.roofline import RooflineFallback
 from foretrace.errors import ForetraceError
+from foretrace.platform.platform import PRIOR, PRIOR_FILE
 
 if TYPE_CHECKING:
+    from foretrace.cost_models.kernels.estimators.difference import Difference, PriorTimes
     from foretrace.cost_models.kernels.estimators.residual import Blend, ResidualNet, ResidualTrees, ScaledRoofline
+    from foretrace.cost_models.kernels.prior import PriorModels
     from foretrace.cost_models.kernels.selection import KernelSelection
     from foretrace.platform.measurements.kernels import Repeat
 
-    Estimator = ScaledRoofline | ResidualTrees | ResidualNet | Blend | KernelSelection
+    Estimator = ScaledRoofline | ResidualTrees | ResidualNet | Blend | KernelSelection | PriorTimes | Difference
 
 ESTIMATORS = {
     "roofline": "estimators.residual.ScaledRoofline",
@@ -40,6 +43,8 @@ ESTIMATORS = {
     "net": "estimators.residual.ResidualNet",
     "blend": "estimators.residual.Blend",
     "likely": "selection.KernelSelection",
+    "prior": "estimators.difference.PriorTimes",
+    "difference": "estimators.difference.Difference",
 }
 """By the names in files and in `platform show`: the class, which is imported when a model of its kind is read."""
 MAX_EXTRAPOLATION = 2.0
@@ -78,7 +83,7 @@ class KernelSequences:
         self.tree_ = Forest.of([_nested(learned.tree_, learned.classes_, 0)])
         return self
 
-    def predict(self, features: Floats) -> list[tuple[tuple[str, ...], tuple[float, ...]]]:
+    def predict(self, features: Floats) -> list[Launched]:
         """The kernels that each row launches, and their shares of its time."""
         numbers = self.tree_.predict(features).astype(np.int64).tolist()
         found = []
@@ -116,6 +121,8 @@ class KernelSequences:
         return made
 
 
+Launched = tuple[tuple[str, ...], tuple[float, ...]]
+"""The kernels that a call launches, and their shares of its time."""
 Folded = tuple[tuple[str, float], ...]
 """Kernels, each with how often it runs in a turn of the call's loop; 0 for one that runs once."""
 
@@ -183,11 +190,17 @@ class FamilyModel:
     family: Family
     estimator: Estimator
     errors: ErrorRange
-    sequences: KernelSequences
+    sequences: KernelSequences | None
+    """None where those of the prior are taken."""
     most_roof_us: float
     """The largest roofline of a call that it was fitted on."""
     support: Support | None = None
     """None where the model was fitted before this was kept."""
+
+    @property
+    def uses_prior(self) -> bool:
+        """Whether it needs what the prior says of its calls."""
+        return bool(self.estimator.uses_prior) or self.sequences is None
 
     def price(self, calls: Dataset) -> ModelledCalls:
         """The times of calls, and how far they may be off."""
@@ -211,7 +224,7 @@ class FamilyModel:
             **self.errors.arrays(),
             **({f"support.{name}": array for name, array in vars(self.support).items()} if self.support else {}),
             **self.estimator.arrays(),
-            **self.sequences.arrays(),
+            **(self.sequences.arrays() if self.sequences else {}),
         }
         np.savez_compressed(folder / f"{self.family.name}.npz", **arrays)
 
@@ -230,7 +243,7 @@ class FamilyModel:
             estimator = getattr(import_module(f"foretrace.cost_models.kernels.{module}"), kind).from_arrays(arrays)
             most = float(finite(arrays, "most_roof_us"))
             errors = ErrorRange.from_arrays(arrays, estimator.signals)
-            sequences = KernelSequences.from_arrays(arrays, family)
+            sequences = KernelSequences.from_arrays(arrays, family) if "pattern.sequences" in arrays else None
             return cls(family, estimator, errors, sequences, most, Support.from_arrays(arrays))
         except (OSError, ValueError, LookupError, TypeError, EOFError, BadZipFile, zlib.error) as error:
             raise ForetraceError(
@@ -245,6 +258,8 @@ class DeviceModels:
     families: Mapping[str, FamilyModel]
     fallback: RooflineFallback
     exact: ExactTimes
+    prior: PriorModels | None = None
+    """What families without measurements are priced by, and others are a difference to."""
 
 
 def device_models(folder: Path) -> DeviceModels:
@@ -258,4 +273,9 @@ def _read(folder: Path, changed: int) -> DeviceModels:
     # A step has calls of some families only: each model is read on first use.
     fitted = [name for name in FAMILIES if (folder / f"{name}.npz").exists()]
     families = LazyMapping(fitted, lambda name: FamilyModel.read(folder, name))
-    return DeviceModels(families, RooflineFallback.read(folder), ExactTimes.read(folder))
+    prior = None
+    if (folder / PRIOR / PRIOR_FILE).is_file():
+        from foretrace.cost_models.kernels.prior import PriorModels  # which imports this module
+
+        prior = PriorModels.read(folder / PRIOR)
+    return DeviceModels(families, RooflineFallback.read(folder), ExactTimes.read(folder), prior)

@@ -1,7 +1,7 @@
 """Pricing a step's calls on a device: the kernels that each call launches, and how long they take.
 
 A time comes from the first of these that has one: the call as it was measured on this device, the model of its family,
-a roofline.
+the prior of the calibration, a roofline.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import NamedTuple
@@ -22,7 +22,7 @@ from foretrace.cost_models.kernels.estimators.dataset import Dataset, Floats, ro
 from foretrace.cost_models.kernels.exact import TimedCall
 from foretrace.cost_models.kernels.families import Description, context_of, family_of
 from foretrace.cost_models.kernels.families.lookups import index_statistics
-from foretrace.cost_models.kernels.model import DeviceModels, FamilyModel, device_models
+from foretrace.cost_models.kernels.model import DeviceModels, Launched, device_models
 from foretrace.cost_models.kernels.roofline import RooflineFallback, work_of
 from foretrace.errors import ForetraceError
 from foretrace.graph import Graph, Indices, Op, Tf32
@@ -38,6 +38,8 @@ UNKNOWN_SHARE = 0.5
 """Share of a tensor that is taken to be in the cache if its last use is unknown."""
 USABLE_SHARE = 0.5
 """Share of the cache that holds different data: each half of a GPU's L2 keeps its own copy of what both need."""
+PINNED = "Pinned"
+"""In names of copies, as the profiler writes them: ``Memcpy HtoD (Pinned -> Device)``."""
 STREAMING = re.compile(r"mm$|convolution|attention|_rnn")
 """Ops on Tensor Cores: a sum of the gradient that a product has just read takes as long as with a cold cache."""
 RETAINED_GAIN = 0.8
@@ -81,20 +83,36 @@ def price_kernels(graph: Graph, rows: NDArray[np.int32], platform: Platform) -> 
     place_of = {row: place for place, row in enumerate(row_of.tolist())}
     known = [replace(i, op=place_of[i.op]) for i in graph.indices if i.op in place_of]
     calls = [ops[place] for place in working]
+    ids = index_statistics(calls, known)
     device, scaling, models = platform.device, platform.cross_device, device_models(platform.models)
     warm = l2_residency(calls, device.l2_mb * 1e6)
+    pinned = _pinned_calls(graph, row_of, calls)
     timed = _timed_calls(graph, rows, ops, platform)
     timed = [timed[place] for place in working]
-    costs = _priced(calls, known, graph.tf32, scaling.root if scaling else device, models, warm, timed)
+    costs = price_calls(Calls(calls, ids, graph.tf32, warm, pinned), scaling.root if scaling else device, models, timed)
     if scaling:
         from foretrace.cost_models.kernels.cross_device import ScaledCalls
 
-        costs = ScaledCalls(calls, known, graph.tf32, warm, graph.cuda_runtime).scale(
+        costs = ScaledCalls(calls, ids, graph.tf32, warm, graph.cuda_runtime).scale(
             costs, models.fallback.start_us, device, scaling
         )
     # A CPU does a call itself: there are no kernels whose names would tell more than the call's.
     names = [calls[place].name for place in costs.op.tolist()] if kind == "cpu" else costs.name
     return replace(costs, op=row_of[costs.op], name=names)
+
+
+def _pinned_calls(graph: Graph, rows: NDArray[np.int32], calls: Sequence[Op]) -> set[int]:
+    """Places of the calls that copy from or to page-locked memory: of known storages, or by the names of kernels."""
+    pinned = {number for number, storage in graph.storages.items() if storage.pinned}
+    named = graph.kernels.names.matching(lambda name: name.startswith("Memcpy") and PINNED in name)
+    copied = set(graph.kernels.op[named[graph.kernels.name]].tolist()) if named.any() else set()
+    if not pinned and not copied:
+        return set()
+    return {
+        place
+        for place, (row, op) in enumerate(zip(rows.tolist(), calls))
+        if row in copied or any(tensor.storage in pinned for tensor in (*op.tensors, *op.produced))
+    }
 
 
 def l2_residency(ops: Sequence[Op], cache_bytes: float) -> Floats:
@@ -173,6 +191,19 @@ def _nothing_to_price(source: str, ops: Sequence[Op]) -> ForetraceError:
     )
 
 
+class Calls(NamedTuple):
+    """Calls to be priced, with what their times depend on apart from their arguments."""
+
+    ops: Sequence[Op]
+    ids: Mapping[int, Indices]
+    """Statistics of their ids by position, where they have some."""
+    tf32: Tf32
+    warm: Floats
+    """For each the share of its data that the cache holds."""
+    pinned: Container[int] = ()
+    """Positions of those whose host memory is pinned."""
+
+
 class _Method(NamedTuple):
     """How a call is priced."""
 
@@ -182,69 +213,89 @@ class _Method(NamedTuple):
     """Whether the result is a guess, however well the model covers the call."""
     one_kernel: bool = False
     """Whether the call is one kernel of its own name, not those that the model has seen."""
+    prior: bool = False
+    """Whether it is the prior's, since none of its family was measured here."""
 
 
 @dataclass(eq=False)
-class _Calls:
+class _Group:
     """Calls that are priced by one method; equal ones are described once."""
 
     described: list[Description] = field(default_factory=list)
-    op: list[str] = field(default_factory=list)
-    """For each of ``described``, the name of its op."""
+    op: list[Op] = field(default_factory=list)
+    """For each of ``described``, the call."""
+    ids: list[Indices | None] = field(default_factory=list)
+    """For each of them, the statistics of its ids."""
+    pinned: list[bool] = field(default_factory=list)
+    """For each of them, whether its host memory is pinned."""
     which: list[int] = field(default_factory=list)
     """For each call, the one of ``described`` that it equals."""
     place: list[int] = field(default_factory=list)
     """For each call, its position among all."""
 
+    def repeated(self, tf32: Tf32, warm: Floats) -> Calls:
+        """Each call, with the share of its data that the cache holds, of all calls."""
+        ids = {number: found for number, which in enumerate(self.which) if (found := self.ids[which])}
+        pinned = {number for number, which in enumerate(self.which) if self.pinned[which]}
+        return Calls([self.op[which] for which in self.which], ids, tf32, warm[self.place], pinned)
 
-def _priced(
-    ops: Sequence[Op],
-    known: Sequence[Indices],
-    tf32: Tf32,
-    device: Device,
-    models: DeviceModels,
-    warm: Floats,
-    timed_calls: Sequence[TimedCall | None],
+    def distinct(self, tf32: Tf32) -> Calls:
+        """Those that were described, with nothing in the cache."""
+        ids = {number: found for number, found in enumerate(self.ids) if found}
+        pinned = set(np.flatnonzero(self.pinned).tolist())
+        return Calls(self.op, ids, tf32, np.zeros(len(self.op)), pinned)
+
+
+def price_calls(
+    calls: Calls, device: Device, models: DeviceModels, timed_calls: Sequence[TimedCall | None] = ()
 ) -> KernelCosts:
-    """The kernels of each call: as timed, by a model, or by the roofline."""
-    ids = index_statistics(ops, known)
+    """The kernels of each call on the device that the models were fitted on: as timed, by a model, by the prior, or by
+    the roofline."""
     parts: list[KernelCosts] = []
-    groups: defaultdict[_Method, _Calls] = defaultdict(_Calls)
-    seen: dict[Hashable, tuple[_Calls, int]] = {}
-    for place, (op, timed) in enumerate(zip(ops, timed_calls)):
+    groups: defaultdict[_Method, _Group] = defaultdict(_Group)
+    seen: dict[Hashable, tuple[_Group, int]] = {}
+    for place, op in enumerate(calls.ops):
+        timed = timed_calls[place] if timed_calls else None
         if timed is not None:
-            parts.append(_as_timed(place, timed, float(warm[place])))
+            parts.append(_as_timed(place, timed, float(calls.warm[place])))
             continue
-        indices = ids.get(place)
+        indices, pinned = calls.ids.get(place), place in calls.pinned
         for part in parts_of(op, device.kind):
-            key = signature(part), (indices.unique, indices.count, indices.reuse) if indices else None
+            key = signature(part), pinned, (indices.unique, indices.count, indices.reuse) if indices else None
             found = seen.get(key)
             if found is None:
-                method, described = _described(part, indices, tf32, device, models)
+                method, described = _described(part, indices, calls.tf32, device, models, pinned)
                 found = seen[key] = groups[method], len(groups[method].described)
                 groups[method].described.append(described)
-                groups[method].op.append(part.name)
+                groups[method].op.append(part)
+                groups[method].ids.append(indices)
+                groups[method].pinned.append(pinned)
             group, which = found
             group.which.append(which)
             group.place.append(place)
-    for method, calls in groups.items():
-        if not method.model:
-            parts.append(_by_roofline(calls, device, models.fallback))
+    for method, group in groups.items():
+        if method.prior and models.prior:
+            costs = models.prior.price(group.repeated(calls.tf32, calls.warm), device)
+            parts.append(replace(costs, op=np.array(group.place)[costs.op]))
+        elif not method.model:
+            parts.append(_by_roofline(group, device, models.fallback))
         else:
-            parts.append(_by_model(models.families[method.model], method, calls, device, warm, models.fallback))
+            parts.append(_by_model(method, group, device, calls, models))
     return _in_order(parts)
 
 
 def _described(
-    op: Op, indices: Indices | None, tf32: Tf32, device: Device, models: DeviceModels
+    op: Op, indices: Indices | None, tf32: Tf32, device: Device, models: DeviceModels, pinned: bool
 ) -> tuple[_Method, Description]:
     """How a call is priced, and its features and roofline."""
     family = family_of(op)
     if family is None:
-        return _Method(), Description((), work_of(op))
-    described = family.describe(op, context_of(family, device, indices, tf32))
+        return _Method(prior=models.prior is not None), Description((), work_of(op))
+    described = family.describe(op, context_of(family, device, indices, tf32, pinned))
     if family.name in models.families:
         return _Method(family.name, family.is_guess(op), family.one_kernel), described
+    if models.prior is not None:
+        return _Method(prior=True), described
     proxy = family.proxy(op)
     other = family_of(proxy) if proxy is not None else None
     if proxy is None or other is None or other.name not in models.families:
@@ -261,37 +312,45 @@ def _as_timed(place: int, call: TimedCall, warm: float) -> KernelCosts:
     return KernelCosts(np.full(count, place), call.kernels, low, us, high, np.full(count, MEASURED))
 
 
-def _by_roofline(calls: _Calls, device: Device, fallback: RooflineFallback) -> KernelCosts:
+def _by_roofline(calls: _Group, device: Device, fallback: RooflineFallback) -> KernelCosts:
     """One kernel per call, named like its op."""
     us = np.array([fallback.us(described.work, device) for described in calls.described])[calls.which]
-    names = [calls.op[which] for which in calls.which]
+    names = [calls.op[which].name for which in calls.which]
     source = np.full(len(us), FALLBACK)
     return KernelCosts(np.array(calls.place), names, us * fallback.low, us, us * fallback.high, source)
 
 
-def _by_model(
-    model: FamilyModel, method: _Method, calls: _Calls, device: Device, warm: Floats, fallback: RooflineFallback
-) -> KernelCosts:
-    """By a family's model. Outside of the measured range its answer is a guess, with a roofline's range at least."""
-    features = np.array([d.features for d in calls.described], np.float64)
-    table = Dataset(features, *roofline_terms(calls.described, device), np.zeros((0, 2)), [])
-    found = model.price(table).rows(calls.which)
+def _by_model(method: _Method, group: _Group, device: Device, calls: Calls, models: DeviceModels) -> KernelCosts:
+    """By a family's model. Outside of the measured range its answer is a guess, with a roofline's range at least; or
+    with the prior's, where the model is a difference to it."""
+    model, fallback = models.families[method.model], models.fallback
+    features = np.array([d.features for d in group.described], np.float64)
+    table = Dataset(features, *roofline_terms(group.described, device), np.zeros((0, 2)), [])
+    prior = models.prior.times(group.distinct(calls.tf32), device) if models.prior and model.uses_prior else None
+    if prior:
+        table.prior = prior.columns
+    found = model.price(table)
+    if prior:
+        found = prior.outside(found)
+    found = found.rows(group.which)
     cold, hot = found.us.T
-    us = cold + warm[calls.place] * (hot - cold)
+    us = cold + calls.warm[group.place] * (hot - cold)
     cache = RESIDENCY_ERROR * np.log(hot / cold)
     low, high = us * np.exp(-np.hypot(found.low, cache)), us * np.exp(np.hypot(found.high, cache))
     guess, known = ~found.covered | method.guess, found.known & (not method.guess)
     low = np.where(guess, np.minimum(low, fallback.low * us), low)
     high = np.where(guess, np.maximum(high, fallback.high * us), high)
     if method.one_kernel:
-        launched: list[tuple[tuple[str, ...], tuple[float, ...]]] = [((name,), (1.0,)) for name in calls.op]
-    else:
+        launched: list[Launched] = [((op.name,), (1.0,)) for op in group.op]
+    elif model.sequences:
         launched = model.sequences.predict(features)
-    sequences, shares = zip(*(launched[which] for which in calls.which))
+    else:
+        launched = prior.launched if prior else [((op.name,), (1.0,)) for op in group.op]
+    sequences, shares = zip(*(launched[which] for which in group.which))
     call = np.repeat(np.arange(len(us)), [len(sequence) for sequence in sequences])
     share = np.array([part for parts in shares for part in parts])
     return KernelCosts(
-        op=np.array(calls.place)[call],
+        op=np.array(group.place)[call],
         name=[name for sequence in sequences for name in sequence],
         low=low[call] * share,
         typical=us[call] * share,

@@ -82,6 +82,7 @@ class KernelSelection:
         return self
 
     signals: ClassVar[int] = 4
+    uses_prior: ClassVar[bool] = False
 
     def predict_both(self, calls: Dataset) -> Floats:
         """Microseconds of each call, a column per cache state."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from foretrace.cost_models.kernels.families import FAMILIES, CallContext, family_of
@@ -42,6 +44,20 @@ def test_of_a_table_only_the_rows_that_are_walked_over_count() -> None:
 def test_each_feature_has_a_name() -> None:
     described = COMPILED.describe(kernel("triton_poi_fused_gelu_0", X, X, X.numel), FACTS)
     assert len(described.features) == len(COMPILED.columns)
+
+
+def test_accesses_that_no_source_tells_of_are_taken_for_rows() -> None:
+    told = {"accessed": [X.numel] * 2, "fetched": [X.numel] * 2, "rows": X.numel, "along": 1, "instructions": 1,
+            "read": X.numel, "written": X.numel, "read_sectors": X.numel // 8, "written_sectors": X.numel // 8,
+            "loads": 1, "stores": 1, "tiled": 1, "inner": 0, "reductions": 0, "indirect": 0}  # fmt: skip
+    name, args = "triton_poi_fused_add_0", (X, X, X.numel, 0)
+    assert kernel_work(Op(name, args, told), [X, X]) == kernel_work(Op(name, args), [X, X])  # type: ignore[arg-type]
+
+
+def test_a_damaged_recording_of_a_kernel_is_described_too() -> None:
+    damaged = {"accessed": [1, 1], "fetched": [1, 1], "rows": 8, "along": 1, "read_sectors": -(2**40), "loads": -1}
+    described = COMPILED.describe(Op("triton_poi_fused_add_0", (X, X, 8, 0), damaged), FACTS)  # type: ignore[arg-type]
+    assert all(map(math.isfinite, described.features))
 
 
 def test_only_names_of_the_compiler_tell_anything() -> None:

@@ -108,13 +108,13 @@ def test_the_family_that_contributors_are_shown_works_as_it_stands(request, monk
 
     guide = (request.config.rootpath / "CONTRIBUTING.md").read_text()
     source, its_test = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
-    module = ModuleType("foretrace.cost_models.kernels.families.spectra")
+    module = ModuleType("foretrace.cost_models.kernels.families.distances")
     exec(source, vars(module))
     monkeypatch.setitem(sys.modules, module.__name__, module)
     tests: dict[str, Any] = {}
     exec(its_test, tests)
-    tests["test_longer_signals_take_more_arithmetic_and_as_many_bytes"]()
-    family, random = module.Spectra(), Random(0)
+    tests["test_longer_rows_take_more_arithmetic_for_as_many_distances"]()
+    family, random = module.Distances(), Random(0)
     for number in range(30):
         case = family.case(Draw(str(number), most=2**12, kind="cpu"))
         assert family.matches(case.op)

@@ -6,7 +6,7 @@ A call that PyTorch makes of several others has a row for each part.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 from foretrace.cost_models.kernels.decomposition import attribute_kernels, parts_of
 from foretrace.cost_models.kernels.family import CallContext, Description, Family
 from foretrace.cost_models.kernels.roofline import LATENCY_US
+from foretrace.graph import Op
 from foretrace.platform.device import Device
 
 if TYPE_CHECKING:
+    from foretrace.cost_models.kernels.prior import PriorModels
     from foretrace.platform.measurements.kernels import Measurement, Repeat
 
 Floats = NDArray[np.float64]
@@ -43,6 +45,9 @@ class Dataset:
     """The kernels that ran with a cold cache."""
     call: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """The call that a row is a part of; each row is its own call where this is left out."""
+
+    prior: Floats | None = None
+    """What the prior of a calibration says: microseconds with a cold and with a warm cache, and number of kernels."""
 
     def __post_init__(self) -> None:
         if not len(self.call):
@@ -70,7 +75,8 @@ class Dataset:
         """Some of the rows."""
         kernels = [self.kernels[row] for row in rows]
         flops_us, bytes_us = self.flops_us[rows], self.bytes_us[rows]
-        return Dataset(self.features[rows], flops_us, bytes_us, self.us[rows], kernels, self.call[rows])
+        prior = None if self.prior is None else self.prior[rows]
+        return Dataset(self.features[rows], flops_us, bytes_us, self.us[rows], kernels, self.call[rows], prior)
 
     def per_call(self, us: Floats) -> Floats:
         """Times of calls, summed over their parts.
@@ -94,11 +100,14 @@ class Dataset:
         return [(np.flatnonzero(~scored), np.flatnonzero(scored)) for scored in outside]
 
 
-def dataset_of(family: Family, measurements: Iterable[Measurement], device: Device) -> Dataset:
-    """The measured calls that a family covers, as a table.
+def dataset_of(
+    family: Family, measurements: Iterable[Measurement], device: Device, prior: PriorModels | None = None
+) -> Dataset:
+    """The measured calls that a family covers, as a table; with what a prior says of them, where one is given.
 
     Calls that launched nothing, or whose kernels can't be attributed to their parts, are left out.
     """
+    rows: list[tuple[Op, CallContext]] = []
     described: list[Description] = []
     us: list[tuple[float, float]] = []
     kernels: list[Repeat] = []
@@ -113,12 +122,14 @@ def dataset_of(family: Family, measurements: Iterable[Measurement], device: Devi
         if shares is None:
             continue
         described += [family.describe(op, context) for op in parts]
+        rows += [(op, context) for op in parts]
         us += [(share.cold * found.us("cold"), share.warm * found.us("warm")) for share in shares]
         kernels += [share.kernels for share in shares]
         call += [number] * len(parts)
     flops_us, bytes_us = roofline_terms(described, device)
     features = np.array([d.features for d in described], np.float64).reshape(len(described), len(family.columns))
-    return Dataset(features, flops_us, bytes_us, np.array(us).reshape(-1, 2), kernels, np.array(call, np.int64))
+    table = Dataset(features, flops_us, bytes_us, np.array(us).reshape(-1, 2), kernels, np.array(call, np.int64))
+    return replace(table, prior=prior.columns(rows, device)) if prior else table
 
 
 def roofline_terms(described: Sequence[Description], device: Device) -> tuple[Floats, Floats]:

@@ -34,6 +34,8 @@ HUBER_ALPHA = 0.05
 """Errors of the logarithm beyond which the loss is linear: which kernel runs can't always be predicted."""
 MANY_COLUMNS = 12
 """Columns from which on each tree sees a random part of them: with fewer, the one that matters would be missing."""
+DIFFERENCE_FOREST = 300, 31
+"""Trees and leaves of the difference to a prior."""
 SETTINGS = {
     "learning_rate": LEARNING_RATE,
     "min_data_in_leaf": 4,
@@ -196,6 +198,13 @@ def boost(features: Floats, target: Floats, trees: int, leaves: int) -> Forest:
         close = _grow(features, target, 20, min(leaves, 15), {"objective": "l2", "learning_rate": 0.2})
         target = target - Forest.of(close).predict(features)
     return Forest.of(close + _grow(features, target, trees, leaves, {"objective": "huber", "alpha": HUBER_ALPHA}))
+
+
+def boost_difference(features: Floats, difference: Floats) -> Forest:
+    """A forest that predicts a small difference from few rows: each leaf has many of them, and trees move it slowly."""
+    settings = {"objective": "huber", "alpha": HUBER_ALPHA, "learning_rate": 0.05, "min_data_in_leaf": 10}
+    trees, leaves = DIFFERENCE_FOREST
+    return Forest.of(_grow(features, difference, trees, leaves, settings))
 
 
 def boost_trait(features: Floats, trait: Floats) -> Forest:

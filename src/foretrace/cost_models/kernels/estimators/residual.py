@@ -42,6 +42,8 @@ class WithoutSignals:
 
     signals: ClassVar[int] = 0
     """Columns that `predict_with_signals` gives beside the times."""
+    uses_prior: ClassVar[bool] = False
+    """Whether it needs `Dataset.prior`."""
 
     def predict_both(self, calls: Dataset) -> Floats:
         """Microseconds of each call, a column per cache state."""
@@ -267,6 +269,7 @@ class Blend:
         return self
 
     signals: ClassVar[int] = 1
+    uses_prior: ClassVar[bool] = False
 
     def predict_both(self, calls: Dataset) -> Floats:
         """Microseconds of each call, a column per cache state."""

@@ -84,14 +84,16 @@ def family_of(op: Op) -> Family | None:
     return next((FAMILIES[name] for name in _candidates(op.name) if FAMILIES[name].matches(op)), None)
 
 
-def context_of(family: Family, device: Device, indices: Indices | None, tf32: Tf32) -> CallContext:
+def context_of(
+    family: Family, device: Device, indices: Indices | None, tf32: Tf32, pinned: bool = False
+) -> CallContext:
     """The context of a family's calls in a step with these TF32 settings.
 
     >>> h200 = Device.named("h200")
     >>> [context_of(FAMILIES[name], h200, None, Tf32()).tf32 for name in ("convolutions", "matrix")]
     [True, False]
     """
-    return CallContext(device, indices, tf32=family.may_use_tf32(tf32))
+    return CallContext(device, indices, tf32=family.may_use_tf32(tf32), pinned=pinned)
 
 
 def case_number(family: str, number: int, most: int, kind: str, series: str = "") -> Case:

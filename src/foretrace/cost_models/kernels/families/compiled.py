@@ -21,7 +21,9 @@ from foretrace.cost_models.kernels.features import (
 )
 from foretrace.cost_models.kernels.roofline import Work
 from foretrace.graph import Op, Tensor
+from foretrace.graph.generated_kernels import SECTOR, WARP
 from foretrace.graph.op import ITEMSIZE
+from foretrace.platform.device import Device
 from foretrace.platform.measurements.cases import Draw
 
 KINDS = {"poi": 1, "red": 2, "per": 3, "tem": 4, "for": 5}
@@ -35,6 +37,11 @@ DIVIDING = re.compile(r"exp|softmax|sqrt|div|norm|var")
 INSTRUCTIONS = (1, 12, 40)
 """Instructions for each element, about, by what was fused: see `arithmetic`."""
 SELECTING = re.compile(r"embedding|index|gather|scatter")
+SECTOR_BYTES = 32
+CACHE_BYTES = 64
+"""What the L1 cache of a processor delivers in a clock."""
+LEAST_US = 0.1
+"""Times below this are alike."""
 FLOPS = 2.0
 """An instruction of the arithmetic units may do so many operations."""
 
@@ -61,6 +68,17 @@ class KernelWork(NamedTuple):
     atomics: int = 0
     loops: int = 0
     reductions: int = 0
+    read: int = 0
+    written: int = 0
+    read_sectors: int = 0
+    written_sectors: int = 0
+    """Elements that instructions access, and sectors that they ask for."""
+    loads: int = 1
+    stores: int = 1
+    inner: int = 0
+    """Elements that lie in a row along what is reduced."""
+    tiled: int = 1
+    """Dimensions of a block of threads."""
 
     @property
     def elements(self) -> int:
@@ -77,7 +95,9 @@ class Compiled(Family):
     one_kernel = True
     columns = ("kind", "elements", "rows", "along", "accessed", "fetched", "footprint", "largest", "tensors", "widest",
                "narrowest", "indirect", "atomics", "loops", "reductions", "instructions", "bytes_per_element", "waste",
-               "all_instructions", "row_aligned", "along_aligned", "waves", "ragged")  # fmt: skip
+               "all_instructions", "row_aligned", "along_aligned", "waves", "ragged", "read_sectors",
+               "written_sectors", "sectors_per_load", "sectors_per_store", "inner", "loads", "stores",
+               "tiled", "memory_us", "arithmetic_us", "cache_us", "together")  # fmt: skip
 
     def matches(self, op: Op) -> bool:
         """Names are made up by the compiler, so any is accepted."""
@@ -92,14 +112,18 @@ class Compiled(Family):
         tensors = tensors_of(op)
         work = kernel_work(op, tensors)
         sizes = [t.itemsize for t in tensors]
-        waves = work.elements / (1024 * context.device.sms)
+        device = context.device
+        waves = work.elements / (1024 * device.sms)
         arithmetic = float(work.elements) * work.instructions
         features = [
             work.kind, log(work.elements), log(work.rows), log(work.along), log(work.accessed), log(work.fetched),
             log(work.footprint), log(work.largest), len(tensors), max(sizes), min(sizes), work.indirect, work.atomics,
             work.loops, work.reductions, work.instructions, work.fetched / max(1, work.elements),
             work.fetched / max(1.0, work.accessed), log(arithmetic), alignment(work.rows), alignment(work.along),
-            log(64 * waves), wave_quantization(waves),
+            log(64 * waves), wave_quantization(waves), log(work.read_sectors), log(work.written_sectors),
+            WARP * work.read_sectors / max(1, work.read), WARP * work.written_sectors / max(1, work.written),
+            work.inner / max(1, work.read + work.written), work.loads, work.stores, work.tiled,
+            *_limits(work, FLOPS * arithmetic, device),
         ]  # fmt: skip
         return Description(features, Work(flops=FLOPS * arithmetic, bytes=work.footprint))
 
@@ -121,6 +145,19 @@ class Compiled(Family):
         return Op(name, (Tensor((max(1, round(work.fetched / 2 / ITEMSIZE[dtype])),), dtype),), overload="default")
 
 
+def _limits(work: KernelWork, flops: float, device: Device) -> list[float]:
+    """Logarithms of the microseconds of memory traffic, arithmetic and accesses of caches; and how they add up.
+
+    They overlap in part: their sum is over the roofline.
+    """
+    memory = work.footprint / device.memory_gbps / 1e3
+    arithmetic = flops / device.peak("float32") / 1e6
+    cache = SECTOR_BYTES * (work.read_sectors + work.written_sectors) / (CACHE_BYTES * device.sms * device.clock_mhz)
+    summed = memory + arithmetic / 4 + cache / 2
+    return [*(math.log(us + LEAST_US) for us in (memory, arithmetic, cache)),
+            math.log((summed + 1) / (max(memory, arithmetic) + 1))]  # fmt: skip
+
+
 def kernel_work(op: Op, tensors: list[Tensor]) -> KernelWork:
     """What a kernel does: as its source says, or by its name and the sizes of its loops.
 
@@ -140,12 +177,16 @@ def kernel_work(op: Op, tensors: list[Tensor]) -> KernelWork:
             "along": int(along),
             **counts,
         } if len(accessed) == len(fetched) == len(tensors):
-            numbers = {name: n for name, n in counts.items() if name in KernelWork._fields and isinstance(n, int)}
+            known = {name: n for name, n in counts.items() if name in KernelWork._fields}
+            numbers = {name: n for name, n in known.items() if isinstance(n, int) and n >= 0}
         case _:
             rows, along = loops_of(op, kind, tensors)
             accessed = fetched = [min(t.numel, rows * along) for t in tensors]
             numbers = {"instructions": INSTRUCTIONS[arithmetic(op.name)], "reductions": int(along > 1)}
             numbers["indirect"] = int(bool(SELECTING.search(op.name)))
+    for done, moved_elements in (("read", sum(_counts(fetched)[:-1])), ("written", sum(_counts(fetched)[-1:]))):
+        numbers.setdefault(done, moved_elements)
+        numbers.setdefault(f"{done}_sectors", moved_elements // SECTOR)
     touched = [min(n, t.numel) * t.itemsize for n, t in zip(_counts(accessed), tensors)]
     moved, brought = (
         float(sum(n * t.itemsize for n, t in zip(_counts(some), tensors))) for some in (accessed, fetched)

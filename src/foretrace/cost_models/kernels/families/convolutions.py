@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from foretrace.cost_models.kernels.families.reductions import RESIDENT, reduce_plan
+from foretrace.cost_models.kernels.families.reductions import reduce_plan
 from foretrace.cost_models.kernels.family import CallContext, Description, Family
 from foretrace.cost_models.kernels.features import (
+    RESIDENT,
     alignment,
     argument,
     bitmask,

@@ -61,7 +61,8 @@ class Elementwise(Family):
     def describe(self, op: Op, context: CallContext) -> Description:
         """Arithmetic, and the traversal of the operands."""
         name, in_place = CALLS[op.name]
-        reads = tensors_of(op)
+        given = tensors_of(op)
+        reads = given[:-1] or given if isinstance(op.kwargs.get("out"), Tensor) else given  # ``out`` is only written
         scalars = sum(t.numel == 1 for t in reads)
         own = (ARITHMETIC_CLASS[name], in_place, _exponent(op, name), name in COPYING, scalars, NAME_CODES[name])
         if in_place:

@@ -5,7 +5,15 @@ from __future__ import annotations
 import math
 
 from foretrace.cost_models.kernels.family import CallContext, Description, Family
-from foretrace.cost_models.kernels.features import alignment, channels_last, dtype_code, int_argument, log, tensors_of
+from foretrace.cost_models.kernels.features import (
+    RESIDENT,
+    alignment,
+    channels_last,
+    dtype_code,
+    int_argument,
+    log,
+    tensors_of,
+)
 from foretrace.cost_models.kernels.roofline import Work
 from foretrace.graph import Op, Tensor, Value
 from foretrace.platform.measurements.cases import Case, Draw, strides
@@ -42,7 +50,7 @@ class GridSampling(Family):
         features = [
             self.op_codes[op.name], dtype_code(image.dtype), log(batch), log(channels), log(math.prod(image.shape[2:])),
             log(points), mode, channels_last(image), log(grid.shape[-2]), alignment(image.shape[-1]), log(work.bytes),
-            log(64 * points / (context.device.sms * 2048)), log(64 * work.us(context.device)),
+            log(64 * points / (context.device.sms * RESIDENT)), log(64 * work.us(context.device)),
         ]  # fmt: skip
         return Description(features, work)
 

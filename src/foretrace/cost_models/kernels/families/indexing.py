@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 
 from foretrace.cost_models.kernels.families.lookups import id_distribution
 from foretrace.cost_models.kernels.family import CallContext, Description, Family
-from foretrace.cost_models.kernels.features import REUSE_COLUMNS as REUSE
 from foretrace.cost_models.kernels.features import (
+    RESIDENT,
+    SECTOR,
     alignment,
     argument,
     bool_argument,
@@ -23,6 +24,7 @@ from foretrace.cost_models.kernels.features import (
     tensors_of,
     uniform_indices,
 )  # fmt: skip
+from foretrace.cost_models.kernels.features import REUSE_COLUMNS as REUSE
 from foretrace.cost_models.kernels.roofline import Work
 from foretrace.graph import Op, Tensor, Value
 from foretrace.platform.measurements.cases import Case, Draw, Ids
@@ -35,7 +37,6 @@ ELEMENTS = ("aten::gather", "aten::scatter_add_", "aten::scatter_add", "aten::sc
             "aten::masked_scatter", "aten::take")  # fmt: skip
 INTEGERS = ("int64", "int32", "bool", "uint8")
 MASKS = ("bool", "uint8")
-SECTOR = 32
 SERIAL_ROUND_TRIPS = 0.4
 """Memory round trips per element that is accumulated serially."""
 BLOCK_SORT = 5888
@@ -86,7 +87,7 @@ class Indexing(Family):
             len(ids), accumulate, alignment(int(row) * item), leading, len(table.shape),
             any(t.dtype == "bool" for t in ids), log(picked * item), dim, way, ceil_div(log(rows), 8),
             is_contiguous(table), log(step), log(inside), fetched, log(64 * work.us(context.device)),
-            log(64 * picked / (context.device.sms * 2048)), log(found.unique * max(SECTOR, row * item)),
+            log(64 * picked / (context.device.sms * RESIDENT)), log(found.unique * max(SECTOR, row * item)),
             *reuse_features(found),
         ]  # fmt: skip
         return Description(features, work)

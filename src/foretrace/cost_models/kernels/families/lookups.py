@@ -8,8 +8,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from foretrace.cost_models.kernels.family import CallContext, Description, Family
-from foretrace.cost_models.kernels.features import REUSE_COLUMNS as REUSE
 from foretrace.cost_models.kernels.features import (
+    RESIDENT,
+    SECTOR,
+    WARP,
     alignment,
     argument,
     bool_argument,
@@ -23,6 +25,7 @@ from foretrace.cost_models.kernels.features import (
     uniform_indices,
     wave_quantization,
 )  # fmt: skip
+from foretrace.cost_models.kernels.features import REUSE_COLUMNS as REUSE
 from foretrace.cost_models.kernels.roofline import Work
 from foretrace.graph import Indices, Op, Tensor, Value
 from foretrace.platform.measurements.cases import Case, Draw, Ids
@@ -38,10 +41,10 @@ UPDATES = ("aten::add_", "aten::sub_")
 COALESCE = "aten::_coalesce"
 BY_VALUE = (*UPDATES, COALESCE)
 """Calls whose ids are inside a sparse tensor: only statistics tell them."""
-SECTOR, LOAD = 32, 16
-"""Bytes of a memory sector, and of the widest load of a thread."""
-WARP, WARPS, BLOCKS = 32, 8, 1024
-"""Lanes of a warp, warps of a block, and blocks that loop over the bags."""
+LOAD = 16
+"""Bytes of the widest load of a thread."""
+WARPS, BLOCKS = 8, 1024
+"""Warps of a block, and blocks that loop over the bags."""
 SERIAL_ROUND_TRIPS = 0.4
 """Memory round trips per row that is accumulated serially."""
 UNSORTED_IDS = 3072
@@ -127,7 +130,7 @@ class Lookups(Family):
             bool_argument(op, 5, "sparse") if op.name in BAGS else -1, log(count), wide, log(64 * rounds),
             wave_quantization(rounds), math.ceil(rounds) * pooling, sorting, ceil_div(log(rows), 8),
             log(64 * work.us(context.device)), found.unique * fetched / (context.device.l2_mb * 1e6),
-            log(64 * count * row_bytes / LOAD / (context.device.sms * 2048)),
+            log(64 * count * row_bytes / LOAD / (context.device.sms * RESIDENT)),
             isinstance(argument(op, 6, "per_sample_weights"), Tensor) if op.name in BAGS else 0, kernel,
             *reuse_features(found), log(max_row_hits(found)),
         ]  # fmt: skip

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from foretrace.cost_models.kernels.family import CallContext, Description, Family
 from foretrace.cost_models.kernels.features import (
+    SECTOR,
     alignment,
     ceil_div,
     dtype_code,
@@ -32,7 +33,6 @@ BLOCK = 512
 PASSES = {"aten::binary_cross_entropy_with_logits": 13, "aten::binary_cross_entropy_backward": 5, "aten::mse_loss": 4,
           "aten::smooth_l1_loss": 4, "aten::huber_loss": 4, "aten::binary_cross_entropy": 4}  # fmt: skip
 """Tensors read and written by all kernels of a call; in other calls each is once."""
-SECTOR = 32
 
 
 class Losses(Family):

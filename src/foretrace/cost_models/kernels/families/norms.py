@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 from foretrace.cost_models.kernels.family import CallContext, Description, Family
 from foretrace.cost_models.kernels.features import (
+    RESIDENT,
+    WARP,
     alignment,
     argument,
     bitmask,
@@ -31,9 +33,10 @@ BY_CHANNEL = ("aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::native
               "aten::cudnn_batch_norm_backward", "aten::_native_batch_norm_legit", "aten::_batch_norm_with_update",
               "aten::batch_norm_backward", "aten::miopen_batch_norm", "aten::miopen_batch_norm_backward",
               "aten::_native_batch_norm_legit_no_training", "aten::_native_batch_norm_legit_functional")  # fmt: skip
-WARP, ROW_THREADS, BLOCK = 32, 128, 512
-RESIDENT, RESIDENT_BLOCKS = 2048, 32
-"""Resident threads and blocks of an SM."""
+ROW_THREADS, BLOCK = 128, 512
+"""Threads of PyTorch's kernels for rows, and the most of a block for groups and batches."""
+RESIDENT_BLOCKS = 32
+"""Resident blocks of an SM."""
 ROW_EACH, COLUMN_ROWS = 1024, 256
 """Elements of a row, and rows of a column, that a block processes at once."""
 PER_THREAD, MAX_BLOCKS = 16, 128

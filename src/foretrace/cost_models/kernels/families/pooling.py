@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from foretrace.cost_models.kernels.family import CallContext, Description, Family
 from foretrace.cost_models.kernels.features import (
+    RESIDENT,
     alignment,
     argument,
     bool_argument,
@@ -28,7 +29,8 @@ WINDOWED = ("aten::max_pool2d_with_indices", "aten::avg_pool2d")
 ADAPTIVE = ("aten::_adaptive_avg_pool2d", "aten::adaptive_max_pool2d", "aten::upsample_nearest2d",
             "aten::upsample_bilinear2d", "aten::upsample_bicubic2d", "aten::_upsample_nearest_exact2d",
             "aten::_upsample_bilinear2d_aa")  # fmt: skip
-THREADS, RESIDENT = 256, 2048
+THREADS = 256
+"""Threads of a block for one plane."""
 INDEX_BYTES = 8
 """Bytes of the index of a maximum."""
 

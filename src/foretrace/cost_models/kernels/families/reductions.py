@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from foretrace.cost_models.kernels.family import CallContext, Description, Family
 from foretrace.cost_models.kernels.features import (
+    RESIDENT,
+    SECTOR,
+    WARP,
     alignment,
     argument,
     ceil_div,
@@ -27,8 +30,6 @@ DIM_SECOND = ("sum", "mean", "amax", "amin", "var", "std", "max", "min", "argmax
               "logsumexp", "var_mean", "nansum", "count_nonzero", "std_mean", "aminmax", "nanmean",
               "median")  # fmt: skip
 DIM_THIRD = ("linalg_vector_norm", "norm")
-SECTOR = 32
-"""Bytes of a memory sector."""
 
 
 class Reductions(Family):
@@ -110,11 +111,8 @@ def reduced_dims(op: Op, source: Tensor) -> set[int]:
     return {d % count for d in listed} if listed and count else set(range(count))
 
 
-WARP = 32
 THREADS = 512
 """Threads of a block at most, before vectorizing over outputs."""
-RESIDENT = 2048
-"""Resident threads of an SM."""
 MIN_PER_THREAD, MAX_PER_THREAD = 16, 256
 """Inputs of a thread: with fewer a split is not worth it, with more blocks share an output."""
 

@@ -6,6 +6,8 @@ import math
 
 from foretrace.cost_models.kernels.family import CallContext, Description, Family
 from foretrace.cost_models.kernels.features import (
+    RESIDENT,
+    WARP,
     alignment,
     argument,
     ceil_div,
@@ -20,7 +22,8 @@ from foretrace.cost_models.kernels.roofline import Work
 from foretrace.graph import Constant, Op, Tensor
 from foretrace.platform.measurements.cases import Case, Draw, Shape
 
-WARP, BLOCK, RESIDENT = 32, 1024, 2048
+BLOCK = 1024
+"""The most threads of a block."""
 WARPS = 4
 """Warps of a block where each warp has its own rows."""
 LOAD = 16

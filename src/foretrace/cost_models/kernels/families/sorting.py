@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 
 from foretrace.cost_models.kernels.family import CallContext, Description, Family
-from foretrace.cost_models.kernels.features import REUSE_COLUMNS as REUSE
 from foretrace.cost_models.kernels.features import (
+    RESIDENT,
     argument,
     ceil_div,
     dtype_code,
@@ -18,6 +18,7 @@ from foretrace.cost_models.kernels.features import (
     tensors_of,
     uniform_indices,
 )
+from foretrace.cost_models.kernels.features import REUSE_COLUMNS as REUSE
 from foretrace.cost_models.kernels.roofline import Work
 from foretrace.graph import Constant, Op, Tensor
 from foretrace.platform.measurements.cases import Case, Draw
@@ -82,7 +83,7 @@ class Sorting(Family):
 def _scan(rows: float, row: int, inside: int, sms: int) -> float:
     """Memory round trips of a scan: a thread has a column, a block several rows; a single row is split."""
     if inside > 1:
-        return row / 4 * ceil_div(rows, sms * 2048)
+        return row / 4 * ceil_div(rows, sms * RESIDENT)
     return row / SCANNED * ceil_div(rows, sms * 16) if rows > 1 else 0.0
 
 

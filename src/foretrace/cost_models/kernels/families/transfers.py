@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from foretrace.cost_models.kernels.families.copies import memory_of, within_one_memory
 from foretrace.cost_models.kernels.family import CallContext, Description, Family
-from foretrace.cost_models.kernels.features import bool_argument, log, tensors_of
+from foretrace.cost_models.kernels.features import log, tensors_of
 from foretrace.cost_models.kernels.roofline import Work
 from foretrace.graph import Constant, Op, Tensor
 from foretrace.platform.measurements.cases import Case, Draw
 
-SCALAR = "aten::_local_scalar_dense"
+COPY, CONVERSION, SCALAR = "aten::copy_", "aten::_to_copy", "aten::_local_scalar_dense"
 
 
 class Transfers(Family):
@@ -17,7 +17,7 @@ class Transfers(Family):
 
     name = "transfers"
     share = 2
-    ops = ("aten::copy_", "aten::_to_copy", SCALAR, "aten::_pin_memory")
+    ops = (COPY, CONVERSION, SCALAR, "aten::_pin_memory")
     columns = ("op", "bytes", "to_device", "pinned", "blocking")
 
     def accepts(self, op: Op) -> bool:
@@ -28,24 +28,27 @@ class Transfers(Family):
         return bool(tensors) and not within_one_memory(op, tensors)
 
     def describe(self, op: Op, context: CallContext) -> Description:
-        """Bytes, direction, and whether host memory is pinned. The link, not the memory, is the limit."""
+        """Bytes, direction, and whether host memory is pinned. The link, not the memory, is the limit.
+
+        Only pinned memory is copied while the host goes on: from pageable memory, non-blocking calls take as long.
+        """
         first = tensors_of(op)[0]
         target = op.kwargs.get("device")
-        if op.name == "aten::copy_":
+        if op.name == COPY:
             to_device = memory_of(first) == "device"
         else:
             to_device = isinstance(target, Constant) and target.value != "cpu"
-        blocking = not bool_argument(op, 2, "non_blocking")
-        features = [self.op_codes[op.name], log(first.nbytes), to_device, context.pinned, blocking]
+        name = COPY if op.name == CONVERSION else op.name  # which calls it
+        features = [self.op_codes[name], log(first.nbytes), to_device, context.pinned, not context.pinned]
         return Description(features, Work(bytes=first.nbytes))
 
     def case(self, draw: Draw) -> Case:
         """A copy to or from the device."""
         dtype = draw.weighted({"float32": 4, "int64": 3, "bfloat16": 2})
         if draw.chance(0.1):
-            return Case(Op("aten::_local_scalar_dense", (Tensor((), dtype),), overload="default"))
+            return Case(Op(SCALAR, (Tensor((), dtype),), overload="default"))
         shape = (draw.whole(1, min(draw.most, 2**24)),)
         here, there = Tensor(shape, dtype), Tensor(shape, dtype, device="cpu")
         pinned = draw.kind == "cuda" and draw.chance(0.5)
         args = (here, there, pinned) if draw.chance(0.6) else (there, here, pinned)
-        return Case(Op("aten::copy_", args, overload="default"), pinned=pinned)
+        return Case(Op(COPY, args, overload="default"), pinned=pinned)
