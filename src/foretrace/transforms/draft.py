@@ -28,6 +28,7 @@ COLLECTIVE_OPS = {
     "all_gather": "c10d::_allgather_base_",
     "reduce_scatter": "c10d::_reduce_scatter_base_",
     "all_to_all": "c10d::alltoall_base_",
+    "permute": "c10d::alltoall_base_",
     "send": "c10d::send",
     "recv": "c10d::recv_",
 }
@@ -63,8 +64,10 @@ class Draft(UnusedIds):
         """Storages that no call of the step uses: momenta of frozen weights, buffers. They stay allocated."""
         self.notes: list[str] = []
         """What a transform has to say about the step."""
-        self.whole: set[int] = set()
-        """Storages that keep their size whatever calls use of them: a batch that is read in microbatches."""
+        self.whole: dict[int, int] = {}
+        """Bytes of storages that keep their size whatever calls use of them: a batch that is read in microbatches."""
+        self.held: set[int] = set()
+        """New storages that hold weights."""
 
     @property
     def ops(self) -> list[Op]:
@@ -141,8 +144,10 @@ class Draft(UnusedIds):
 
     def _lifetimes(self, ops: Sequence[Op]) -> dict[int, Storage]:
         found = storage_lifetimes(ops, self.graph.storages)
-        for number in self.whole & found.keys() & self.graph.storages.keys():
-            found[number].nbytes = self.graph.storages[number].nbytes
+        for number in self.whole.keys() & found.keys():
+            found[number].nbytes = max(found[number].nbytes, self.whole[number])
+        for number in self.held & found.keys():
+            found[number].held = True
         return found
 
 
@@ -208,13 +213,22 @@ def allocation(tensor: Tensor, like: Op) -> Op:
     return made
 
 
-def freed_after_last_use(calls: Sequence[EditedCall], storages: Collection[int]) -> None:
-    """Free some storages, as far as calls allocate them, after the last call that uses them."""
+def freed_after_last_use(
+    calls: Sequence[EditedCall], storages: Collection[int], held: Mapping[int, int] | None = None
+) -> None:
+    """Free some storages, as far as calls allocate them, after the last call that uses them.
+
+    Those that are ``held`` by another storage (a variable of the program that made both) stay until that one is made.
+    """
     made: set[int] = set()
     last: dict[int, int] = {}
+    made_by: dict[int, int] = {}
     for row, call in enumerate(calls):
         made |= {t.storage for t in call.op.produced if t.storage in storages} - last.keys()
         last |= {t.storage: row for t in (*call.op.tensors, *call.op.produced) if t.storage in storages}
+        made_by |= dict.fromkeys((t.storage for t in call.op.produced), row) if held else {}
+    for storage, until in (held or {}).items():
+        last[storage] = max(last.get(storage, 0), made_by[until])
     for storage, row in last.items():
         if storage in made and row + 1 < len(calls):
             after = calls[row + 1]
@@ -237,7 +251,7 @@ def storage_lifetimes(ops: Sequence[Op], known: Mapping[int, Storage]) -> dict[i
                 entry = found.setdefault(tensor.storage, Storage(tensor.storage, 0, tensor.device, birth))
                 entry.nbytes, entry.device = max(entry.nbytes, end_in_storage(tensor)), tensor.device
     for number in found.keys() & known.keys():
-        found[number].held = known[number].held
+        found[number].held, found[number].pinned = known[number].held, known[number].pinned
         if found[number].death < 0 <= known[number].death:  # freed when the step ends, after its last call
             found[number].death = len(ops)
     return found

@@ -153,7 +153,7 @@ def _storages(known: Mapping[int, Storage], ops: Sequence[Op]) -> dict[int, Stor
                 was = known.get(number)
                 # A compiled kernel takes its outputs as arguments: they were allocated in the original step, and are.
                 birth = row if was or all(number != other.storage for other in read) else -1
-                storage = Storage(number, was.nbytes if was else 0, was.device if was else tensor.device, birth)
+                storage = replace(was, birth=birth, death=-1) if was else Storage(number, 0, tensor.device, birth)
                 storages[number] = storage
             storage.nbytes = max(storage.nbytes, end_in_storage(tensor))
     return storages
@@ -302,7 +302,7 @@ class StepTemplate:
         nbytes = known.nbytes if known else 0
         if original and original != used:
             nbytes = round(nbytes * used / original)
-        return Storage(storage.id, max(nbytes, used), storage.device, storage.birth, storage.death, storage.held)
+        return replace(storage, nbytes=max(nbytes, used))
 
 
 def _largest(one: dict[int, int], other: dict[int, int]) -> dict[int, int]:

@@ -1,4 +1,4 @@
-"""A step that was recorded on a CPU, with its tensors put on a GPU."""
+"""A step that was recorded or sketched on a CPU, with its tensors put on a GPU."""
 
 from __future__ import annotations
 
@@ -9,26 +9,20 @@ from foretrace.graph import Constant, Graph, Op, OpTable, Tensor
 from foretrace.graph.op import with_tensors
 from foretrace.transforms.step import flatten
 
-HOST, GPU = "cpu", "cuda:0"
+GPU = "cuda:0"
 NOTE = (
     "recorded on a CPU: the same calls are predicted on a GPU, where PyTorch would fuse some and choose other kernels; "
     "to predict those, sketch the script: foretrace predict -- python train.py"
 )
+NOTHING_THERE = "the step puts nothing on the GPU: "
+SKETCHED = (
+    f"{NOTHING_THERE}it is predicted as if its tensors lay there; build the model and its inputs on cuda, whether "
+    "there is a GPU here or not, and the calls and copies are those that a GPU gets"
+)
 
 
-def lies_on_host(graph: Graph) -> bool:
-    """Whether a step has tensors, and none of them on a device.
-
-    >>> x = Tensor((4, 4), "float32", "cpu")
-    >>> lies_on_host(Graph(OpTable.of([Op("aten::relu", (x,), outputs=(x,))]))), lies_on_host(Graph(OpTable.of([])))
-    (True, False)
-    """
-    devices = {tensor.device for op in graph.ops for tensor in (*op.tensors, *op.produced)}
-    return bool(devices) and devices <= {HOST}
-
-
-def on_gpu(graph: Graph) -> Graph:
-    """The step with its tensors on a GPU, without the times of the CPU.
+def on_gpu(graph: Graph, sketched: bool = False) -> Graph:
+    """The step with its tensors on a GPU, without the times of the CPU; a note says so, and what to do.
 
     Numbers that are not computed from a tensor with dimensions, as an optimizer's count of steps, stay on the host.
 
@@ -48,10 +42,11 @@ def on_gpu(graph: Graph) -> Graph:
 
     ops = [_moved(op, place, moved) for op in flat.ops]
     moved.discard(-1)
+    notes = [note for note in flat.notes if not note.startswith(NOTHING_THERE)]
     storages = {
         number: replace(held, device=GPU) if number in moved else held for number, held in flat.storages.items()
     }
-    return replace(flat, ops=OpTable.of(ops), storages=storages, notes=[*flat.notes, NOTE])
+    return replace(flat, ops=OpTable.of(ops), storages=storages, notes=[*notes, SKETCHED if sketched else NOTE])
 
 
 def _moved(op: Op, place: Callable[[Tensor], Tensor], moved: set[int]) -> Op:

@@ -153,7 +153,7 @@ def test_zero1_gathers_and_scatters_once_a_step_whatever_the_microbatches() -> N
 def test_microbatches_add_up_in_float32_and_in_gemms_with_zero1_and_mixed() -> None:
     half = dtype(gpt_step(), "bfloat16")
     graph = parallelize(half, data=4, microbatches=4, zero1=True, mixed=True).graphs[0]
-    scattered = [op for op in graph.ops if op.name == "fsdp::chunk_cat"]
+    scattered = [graph.ops[one.op] for one in graph.collectives if one.kind == "reduce_scatter"]
     assert {t.dtype for op in scattered for t in op.tensors} == {"float32"}
     full = [op for op in graph.ops if op.name == "aten::mm" and op.produced[0].dtype == "float32"]
     assert full and len(full) % 4 == 0, "each microbatch adds to the sum in its GEMMs"
@@ -165,8 +165,9 @@ def test_microbatches_add_up_in_float32_and_in_gemms_with_zero1_and_mixed() -> N
 def test_one_data_parallel_rank_has_float32_weights_with_zero1_and_mixed() -> None:
     half = dtype(gpt_step(), "bfloat16")
     graph = parallelize(half, data=1, tensor=2, microbatches=2, zero1=True, mixed=True).graphs[0]
-    updated = {t.dtype for op in graph.ops if op.phase == "optimizer" for t in op.tensors if len(t.shape) == 2}
-    assert updated == {"float32"}
+    *update, copy = [op for op in graph.ops if op.phase == "optimizer"]
+    assert {t.dtype for op in update for t in op.tensors if len(t.shape) == 2} == {"float32"}
+    assert copy.name == "aten::_foreach_copy_" and copy.tensors[0].dtype == "bfloat16", "the weights of the next step"
     with pytest.raises(ForetraceError, match="can't be sharded on one rank"):
         parallelize(half, tensor=2, microbatches=2, zero1=True)
 

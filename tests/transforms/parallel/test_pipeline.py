@@ -8,8 +8,9 @@ import pytest
 
 from benchmarks.claims.accuracy.pipelines import LIMIT, equal_blocks, row, without_cost
 from foretrace.analysis.memory import peak_memory
-from foretrace.graph import ForetraceError, Job, Op
+from foretrace.graph import ForetraceError, Graph, Job, Op
 from foretrace.transforms.parallel.parallelize import parallelize
+from foretrace.transforms.structure.depth import depth
 from tests.transforms.parallel.steps import gpt_step
 
 
@@ -89,3 +90,47 @@ def test_more_stages_than_blocks_are_refused() -> None:
 def test_blocks_that_can_not_be_divided_evenly_are_refused() -> None:
     with pytest.raises(ForetraceError, match=r"3 blocks .* can't be divided evenly into 2 stages"):
         parallelize(equal_blocks(3, 64, 8), pipeline=2, microbatches=2)
+
+
+@pytest.mark.parametrize("schedule, blocks", [("zb-h1", 2), ("zbv", 4)])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_taken_apart_a_backward_does_what_it_did_in_one_piece(schedule: str, blocks: int, recompute: bool) -> None:
+    step = gpt_step(recompute=recompute) if blocks == 2 else deeper(recompute)
+    plain, apart = (parallelize(step, pipeline=2, microbatches=4, schedule=s) for s in ("1f1b", schedule))
+
+    def done(job: Job) -> Counter[tuple[str, tuple[int, ...]]]:
+        ops = (op for graph in job.graphs for op in graph.ops if op.phase != "optimizer")
+        computing = (op for op in ops if op.produced and not op.name.startswith("c10d::") and op.name != "aten::empty")
+        return Counter((op.name, op.produced[0].shape) for op in computing)
+
+    assert done(plain) == done(apart)
+
+
+def deeper(recompute: bool) -> Graph:
+    return depth(gpt_step(recompute=recompute), 4)
+
+
+def test_gradients_of_weights_follow_those_that_the_previous_stage_waits_for() -> None:
+    graph = parallelize(gpt_step(), pipeline=2, microbatches=4, schedule="zb-h1").graphs[1]
+    sent = next(row for row, op in enumerate(graph.ops) if op.name == "c10d::send")
+    gemms = [op for op in list(graph.ops)[:sent] if op.name == "aten::mm" and op.phase == "backward"]
+    samples = 2 * 32
+    assert gemms and {op.produced[0].shape[0] for op in gemms} == {samples}  # none makes the gradient of a weight
+
+
+def test_activations_wait_for_the_gradients_of_weights() -> None:
+    plain, apart = (
+        [peak_memory(graph) or 0 for graph in parallelize(gpt_step(), pipeline=2, microbatches=8, schedule=s).graphs]
+        for s in ("1f1b", "zb-h1")
+    )
+    assert apart[0] <= plain[0] * 1.05  # the first stage has as many microbatches in flight
+    assert plain[1] < apart[1] < plain[0] * 1.05  # the last one keeps one more for its weights
+
+
+def test_the_stages_of_a_v_hand_over_to_themselves_at_its_turn() -> None:
+    job = parallelize(deeper(False), pipeline=2, microbatches=4, schedule="zbv")
+    groups = [{c.group for c in graph.collectives} - {"embeddings"} for graph in job.graphs]
+    transfers = {"forward to chunk 1", "forward to chunk 3", "backward to chunk 0", "backward to chunk 2"}
+    assert groups == [transfers, transfers]
+    # The first stage has both ends of the model: tied embeddings need no reduction.
+    assert not any(c.group == "embeddings" for graph in job.graphs for c in graph.collectives)

@@ -3,52 +3,135 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed.pipelining.schedules import ScheduleInterleavedZeroBubble, ScheduleZBVZeroBubble
 
 import bert
 import resnet
 from foretrace.graph import ForetraceError, Graph, Op
 from foretrace.record.sketch.sketch import sketch
-from foretrace.transforms.parallel.schedules import ScheduledPass, check_schedule, microbatch_of, stage_schedule
+from foretrace.transforms.parallel.schedules import (
+    ScheduledPass,
+    check_schedule,
+    microbatch_of,
+    stage_of,
+    stage_schedule,
+)
 from tests.transforms.parallel.steps import gpt_step, trained
 
-CASES = [("1f1b", 4, 8, 1), ("gpipe", 4, 8, 1), ("1f1b", 4, 2, 1), ("interleaved", 4, 8, 2), ("interleaved", 2, 6, 3)]
+CASES = [
+    ("1f1b", 4, 8, 1), ("gpipe", 4, 8, 1), ("1f1b", 4, 2, 1), ("interleaved", 4, 8, 2), ("interleaved", 2, 6, 3),
+    ("zb-h1", 4, 8, 1), ("zb-h1", 4, 2, 1), ("zbv", 4, 8, 2), ("zbv", 3, 2, 2), ("zbv", 2, 16, 2),
+]  # fmt: skip
+ZERO_BUBBLE = ("zb-h1", "zbv")
 
 
 @pytest.mark.parametrize("schedule, stages, microbatches, chunks", CASES)
 def test_each_part_passes_each_chunk_once_in_each_direction(
     schedule: str, stages: int, microbatches: int, chunks: int
 ) -> None:
-    every = {ScheduledPass(f, c, m) for f in (True, False) for c in range(chunks) for m in range(microbatches)}
+    parts = [(True, ""), *((False, part) for part in (("inputs", "weights") if schedule in ZERO_BUBBLE else ("",)))]
+    every = {ScheduledPass(f, c, m, part) for f, part in parts for c in range(chunks) for m in range(microbatches)}
     for stage in range(stages):
         order = stage_schedule(schedule, stage, stages, microbatches, chunks)
         assert len(order) == len(every)
         assert set(order) == every
 
 
+def spans(
+    schedule: str, stages: int, microbatches: int, chunks: int, took: dict[tuple[bool, str], float]
+) -> list[list[tuple[float, float]]]:
+    """When the passes of each stage begin and end, where a forward, a backward and its parts take so long.
+
+    Raises where stages wait for each other forever.
+    """
+    orders = [stage_schedule(schedule, stage, stages, microbatches, chunks) for stage in range(stages)]
+    chunk_of = [[c for c in range(stages * chunks) if stage_of(c, stages, schedule) == s] for s in range(stages)]
+    found: list[list[tuple[float, float]]] = [[] for _ in orders]
+    done: dict[tuple[bool, int, int], float] = {}
+    last = stages * chunks - 1
+    while any(len(spans) < len(order) for spans, order in zip(found, orders)):
+        before = sum(map(len, found))
+        for stage, order in enumerate(orders):
+            while len(found[stage]) < len(order):
+                turn = order[len(found[stage])]
+                chunk = chunk_of[stage][turn.chunk]
+                needs = [(True, chunk - 1, turn.microbatch)] if turn.forward and chunk else []
+                if not turn.forward:
+                    needs = [(True, chunk, turn.microbatch)]
+                    needs += [(False, chunk + 1, turn.microbatch)] if chunk < last else []
+                if turn.part == "weights":
+                    needs = [(False, chunk, turn.microbatch)]
+                if not done.keys() >= set(needs):
+                    break
+                free = found[stage][-1][1] if found[stage] else 0.0
+                start = max([free, *(done[need] for need in needs)])
+                found[stage].append((start, start + took[turn.forward, turn.part]))
+                if turn.part != "weights":
+                    done[turn.forward, chunk, turn.microbatch] = found[stage][-1][1]
+        assert sum(map(len, found)) > before
+    return found
+
+
+EQUAL = {(True, ""): 1.0, (False, ""): 2.0, (False, "inputs"): 1.0, (False, "weights"): 1.0}
+
+
 @pytest.mark.parametrize("schedule, stages, microbatches, chunks", CASES)
 def test_no_stage_waits_for_another_forever(schedule: str, stages: int, microbatches: int, chunks: int) -> None:
-    left = [stage_schedule(schedule, stage, stages, microbatches, chunks) for stage in range(stages)]
-    done: set[tuple[bool, int, int]] = set()
-    last = stages * chunks - 1
-    while any(left):
-        before = len(done)
-        for stage, order in enumerate(left):
-            while order:
-                turn = order[0]
-                chunk = turn.chunk * stages + stage
-                ahead = (True, chunk - 1, turn.microbatch) if turn.forward else (False, chunk + 1, turn.microbatch)
-                needs = {ahead} if (chunk > 0 if turn.forward else chunk < last) else set()
-                if not turn.forward:
-                    needs.add((True, chunk, turn.microbatch))
-                if not needs <= done:
-                    break
-                done.add((turn.forward, chunk, turn.microbatch))
-                order.pop(0)
-        assert len(done) > before
+    work = 3.0 * microbatches * chunks
+    assert max(stage[-1][1] for stage in spans(schedule, stages, microbatches, chunks, EQUAL)) >= work
+
+
+@pytest.mark.parametrize("forward, inputs, weights", [(1.0, 1.0, 1.0), (1.0, 1.2, 0.8), (2.0, 2.5, 1.5)])
+def test_the_bubble_of_zb_h1_is_that_of_the_paper(forward: float, inputs: float, weights: float) -> None:
+    took = {(True, ""): forward, (False, "inputs"): inputs, (False, "weights"): weights}
+    took[False, ""] = inputs + weights
+    work = 12 * (forward + inputs + weights)
+    zero, alternating = (
+        max(stage[-1][1] for stage in spans(schedule, 4, 12, 1, took)) - work for schedule in ("zb-h1", "1f1b")
+    )
+    assert zero == pytest.approx(3 * (forward + inputs - weights))
+    assert alternating == pytest.approx(3 * (forward + inputs + weights))
+
+
+def test_no_stage_of_zbv_is_idle_between_its_first_pass_and_its_last() -> None:
+    for stage in spans("zbv", 4, 12, 2, EQUAL):
+        assert stage[-1][1] - stage[0][0] == pytest.approx(3 * 2 * 12)
+
+
+@pytest.mark.parametrize("stages, microbatches", [(2, 4), (4, 8), (4, 16), (4, 3)])
+def test_zero_bubble_passes_come_in_the_order_of_pytorchs_schedules(stages: int, microbatches: int) -> None:
+    kinds = {
+        "FORWARD": (True, ""),
+        "BACKWARD_INPUT": (False, "inputs"),
+        "BACKWARD_WEIGHT": (False, "weights"),
+    }
+
+    def theirs(schedule: Any, stage: int, chunks: int) -> list[ScheduledPass]:
+        rounds = max(1, microbatches // stages)
+        given = {
+            "pp_group_size": stages,
+            "_n_microbatches": microbatches,
+            "n_local_stages": chunks,
+            "num_stages": stages * chunks,
+            "microbatches_per_round": microbatches // rounds,
+        }
+        actions = schedule._calculate_single_rank_operations(SimpleNamespace(**given), stage)
+        passes = []
+        for action in filter(None, actions):
+            forward, part = kinds[action.computation_type.name]
+            passes.append(ScheduledPass(forward, action.stage_index // stages, action.microbatch_index, part))
+        return passes
+
+    for stage in range(stages):
+        ours = stage_schedule("zbv", stage, stages, microbatches)
+        assert ours == theirs(ScheduleZBVZeroBubble, stage, 2)
+        ours = stage_schedule("zb-h1", stage, stages, microbatches)
+        assert ours == theirs(ScheduleInterleavedZeroBubble, stage, 1)
 
 
 def test_the_first_stage_of_1f1b_keeps_no_more_activations_than_there_are_stages() -> None:
@@ -66,6 +149,8 @@ def test_the_first_stage_of_1f1b_keeps_no_more_activations_than_there_are_stages
         (("interleaved", 4, 6, 2), "a multiple of 4 microbatches, not 6"),
         (("interleaved", 4, 8, 1), "needs several chunks"),
         (("1f1b", 4, 8, 2), "has no chunks"),
+        (("zb-h1", 4, 8, 2), "has no chunks"),
+        (("zbv", 4, 8, 3), "two chunks per stage, not 3"),
     ],
 )
 def test_schedules_that_make_no_sense_are_refused(case: tuple[str, int, int, int], message: str) -> None:

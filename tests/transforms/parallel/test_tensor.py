@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from functools import cache
 
 import pytest
@@ -257,3 +258,27 @@ def test_a_vocabulary_that_does_not_divide_is_padded_as_megatron_pads_it(sequenc
     assert [shape for _, shape in told(odd)] == [shape for _, shape in told(padded)]
     assert peak_memory(odd) == peak_memory(padded)
     assert any("vocabulary of 509 is padded to 512" in note for note in odd.notes)
+
+
+def clipped(foreach: bool) -> Callable[[], None]:
+    with torch.device("cuda"):
+        model, given = nn.Sequential(Block(), Block()), torch.randn(8, 32, 64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(given).square().mean().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=foreach)
+        optimizer.step()
+
+    return step
+
+
+@pytest.mark.parametrize("foreach", [True, False])
+@pytest.mark.parametrize("sequence", [True, False])
+def test_norms_of_split_gradients_are_reduced_together(foreach: bool, sequence: bool) -> None:
+    step = sketch(lambda: clipped(foreach), device="cuda")
+    plain, clips = tensor_parallel(whole(), 2, sequence=sequence), tensor_parallel(step, 2, sequence=sequence)
+    *others, norms = exchanged(clips)
+    assert others == exchanged(plain)
+    assert norms == ("all_reduce", 4 * 2 * 16, "float32")  # of two blocks with 16 weights and biases each

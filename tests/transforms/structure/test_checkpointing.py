@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 
 import pytest
 
@@ -10,9 +11,11 @@ import dlrm
 import foretrace as ft
 import gpt
 import resnet
+from benchmarks.lib.checkpoint_plans import make_step
 from foretrace.analysis.memory import peak_memory
 from foretrace.api import as_job
 from foretrace.graph import ForetraceError
+from foretrace.record.sketch.sketch import sketch
 from foretrace.transforms.structure.checkpointing import checkpointing
 from tests.narrowing import present
 from tests.transforms.agreement import assert_same, sketched
@@ -49,6 +52,21 @@ def test_a_share_of_the_blocks_is_spread_evenly() -> None:
     assert len(checkpointing(plain, "4/4").ops) == len(checkpointing(plain).ops)
     with pytest.raises(ForetraceError, match="no share of the blocks"):
         checkpointing(plain, "3/2")
+
+
+def test_blocks_keep_the_named_results_as_pytorch_does_with_such_a_policy() -> None:
+    shape = gpt.Shape(layers=4, heads=4, dim=64, vocabulary=512, seq=32, batch=8)
+    plan = ["0-1:addmm.0+addmm.2", "2-2"]
+    plain, truth = (sketch(partial(make_step, some, shape), device="cuda") for some in ([], plan))
+    edited = plain
+    for text in plan:
+        edited = checkpointing(edited, text)
+    assert_same(edited, truth, memory=0.0)
+    assert len(edited.ops) < len(checkpointing(plain, "0-2").ops)
+    with pytest.raises(ForetraceError, match="has no blocks 2-4"):
+        checkpointing(plain, "2-4")
+    with pytest.raises(ForetraceError, match=r"addmm\.9"):
+        checkpointing(plain, "0-1:addmm.9")
 
 
 def test_one_block_alone_is_computed_again() -> None:

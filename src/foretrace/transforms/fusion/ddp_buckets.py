@@ -81,15 +81,21 @@ def overlap(graph: Graph, on: bool) -> Graph:
 
 
 def data_parallel_group(graph: Graph) -> tuple[int, ...]:
-    """Ranks that reduce gradients together, in DDP's buckets or FSDP2's shards; empty if the step has neither."""
+    """Ranks that reduce gradients together: DDP's buckets, FSDP2's shards, ZeRO-1's buffers; empty if there is none."""
     graph = flatten(graph)
     ops = list(graph.ops)
     named = {bucket.row: bucket.group for bucket in _find_buckets(ops)}
     scatters = any(op.name == CHUNK_CAT for op in ops)
     for collective in graph.collectives:
-        if collective.op in named or (scatters and collective.kind == "reduce_scatter"):
+        scatters_gradients = collective.kind == "reduce_scatter" and (scatters or _is_within(ops[collective.op]))
+        if collective.op in named or scatters_gradients:
             return collective.ranks or graph.groups.get(collective.group, ())
     return graph.groups.get(next(iter(named.values()), ""), ())
+
+
+def _is_within(op: Op) -> bool:
+    """Whether a call scatters within a buffer, as ZeRO-1 does with gradients."""
+    return len({tensor.storage for tensor in op.tensors}) == 1 and op.tensors[0].storage >= 0
 
 
 def without_gradient_sharing(graph: Graph, what: str) -> tuple[Graph, Callable[[Graph], Graph]]:

@@ -46,15 +46,21 @@ def shard_weights(
     found = weights_of(ops, draft.graph.source).without(excluded)
     if not found.weights:
         return list(calls)
+    if mixed:
+        require_half(found, draft.graph.source)
+    divided = find_units(ops, found, unit_modules(ops, units))
+    return _ShardedStep(draft, ops, group, found, divided, mixed, stays, excluded).calls(calls)
+
+
+def require_half(found: Weights, source: str) -> None:
+    """Raise for weights that are not in half precision."""
     full = next((weight for weight in found.weights.values() if weight.dtype not in HALF), None)
-    if mixed and full is not None:
+    if full is not None:
         raise ForetraceError(
-            f"mixed needs a step in half precision, and {draft.graph.source or 'the graph'} has a weight in "
+            f"mixed needs a step in half precision, and {source or 'the graph'} has a weight in "
             f"{full.dtype} in {found.modules[full.storage][0] or 'its forward'}",
             "Sketch the step with model.bfloat16() and no autocast, or leave out mixed.",
         )
-    divided = _find_units(ops, found, unit_modules(ops, units))
-    return _ShardedStep(draft, ops, group, found, divided, mixed, stays, excluded).calls(calls)
 
 
 def unit_modules(ops: Sequence[Op], units: Sequence[str] | None) -> list[str]:
@@ -81,7 +87,7 @@ class Unit:
     backward: tuple[int, int] = (-1, -1)
 
 
-def _find_units(ops: Sequence[Op], found: Weights, blocks: Sequence[str]) -> list[Unit]:
+def find_units(ops: Sequence[Op], found: Weights, blocks: Sequence[str]) -> list[Unit]:
     """The units in the order of forward; the first is the root, with everything that is in no block."""
     root, *rest = units = [Unit(""), *(Unit(block) for block in blocks)]
     for storage, weight in found.weights.items():
@@ -100,6 +106,16 @@ def _find_units(ops: Sequence[Op], found: Weights, blocks: Sequence[str]) -> lis
         setattr(root, phase, (inside[0], inside[-1]))
     root.backward = root.backward[0], max(row for row, op in enumerate(ops) if op.phase == "backward")
     return [unit for unit in units if unit.weights]
+
+
+def shard_of(tensor: Tensor, ranks: int) -> Tensor:
+    """The first rank's shard, along the first dimension.
+
+    >>> shard_of(Tensor((10, 4), "float32"), 4).shape
+    (3, 4)
+    """
+    shape = (-(-tensor.shape[0] // ranks), *tensor.shape[1:]) if tensor.shape else tensor.shape
+    return replace(tensor, shape=shape, stride=contiguous_strides(shape))
 
 
 def _with_accumulation(ops: Sequence[Op], row: int) -> int:
@@ -189,9 +205,8 @@ class _ShardedStep:
 
     def _shard(self, weight: Tensor) -> Tensor:
         """This rank's shard, along the first dimension."""
-        shape = (-(-weight.shape[0] // self.group.size), *weight.shape[1:]) if weight.shape else weight.shape
         dtype = FULL if self.mixed and weight.dtype in HALF else weight.dtype
-        return replace(weight, shape=shape, stride=contiguous_strides(shape), dtype=dtype)
+        return replace(shard_of(weight, self.group.size), dtype=dtype)
 
     def _gather(self, unit: Unit, row: int) -> list[EditedCall]:
         """Copy the shards into a buffer and gather those of all ranks, on streams of their own."""

@@ -7,22 +7,31 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from foretrace.errors import check_count
-from foretrace.graph import MAX_RANKS, ForetraceError, Graph, Job
+from foretrace.graph import MAX_RANKS, ForetraceError, Graph, Job, Op
 from foretrace.graph.op import COMPILED_REGION
 from foretrace.transforms.blocks import block_index
 from foretrace.transforms.draft import ProcessGroup, draft_of
+from foretrace.transforms.parallel.context import share_attention, split_sequences
 from foretrace.transforms.parallel.data import DEFAULT_BUCKET_MB, share_gradients
 from foretrace.transforms.parallel.experts import with_experts
 from foretrace.transforms.parallel.fsdp import shard_weights, unit_modules
 from foretrace.transforms.parallel.hybrid import tables_on_ranks
 from foretrace.transforms.parallel.pipeline import ADDED, FUSED, split_stages
-from foretrace.transforms.parallel.schedules import check_schedule, data_tensors, microbatch_of
+from foretrace.transforms.parallel.schedules import (
+    CONTEXT_KINDS,
+    RING,
+    check_schedule,
+    chunks_of,
+    data_tensors,
+    microbatch_of,
+)
 from foretrace.transforms.parallel.splitting import preexisting_tensors
 from foretrace.transforms.parallel.tensor import split_blocks
+from foretrace.transforms.parallel.zero1 import shard_states
 from foretrace.transforms.step import EditedCall
 from foretrace.transforms.weights import propagate_owners, reject_sparse_gradients, weights_of
 
-TENSOR, DATA, EXPERTS = "tensor", "data", "experts"
+TENSOR, DATA, EXPERTS, CONTEXT = "tensor", "data", "experts", "context"
 Share = Callable[[list[EditedCall], ProcessGroup, set[int]], list[EditedCall]]
 """DDP or FSDP: given calls, the ranks that share weights or gradients, and storages that they do not share."""
 
@@ -33,6 +42,8 @@ def parallelize(
     tensor: int = 1,
     pipeline: int = 1,
     *,
+    context: int = 1,
+    context_kind: str = RING,
     overlap: bool = False,
     sequence: bool = False,
     sharded: bool | Sequence[str] = False,
@@ -57,6 +68,12 @@ def parallelize(
         Tensor parallel ranks, which split the linear layers of every block by columns and rows, as Megatron does.
     pipeline
         Stages that the blocks are divided into.
+    context
+        Context parallel ranks, which work on a part of every sequence each, and share attention. Weights and gradients
+        are shared over them as over data parallel ranks.
+    context_kind
+        How they share attention: ``ring`` and ``all-gather`` as PyTorch's ``context_parallel``, ``all-to-all`` as
+        DeepSpeed-Ulysses.
     overlap
         Whether tensor parallel reductions of backward overlap with the GEMMs of weight gradients, as in Megatron; else
         they come after them.
@@ -77,7 +94,7 @@ def parallelize(
     microbatches
         Microbatches that the batch of a rank is split into.
     schedule
-        Pipeline schedule: ``1f1b``, ``gpipe`` or ``interleaved``.
+        Pipeline schedule: ``1f1b``, ``gpipe``, ``interleaved``, ``zb-h1`` or ``zbv``.
     chunks
         Groups of blocks on each stage, for ``interleaved``.
     bucket_mb
@@ -89,7 +106,7 @@ def parallelize(
     Returns
     -------
     A job with a graph for each stage; ``alike`` maps the other ranks to them. Ranks are numbered as in Megatron: tensor
-    parallel ranks are adjacent, then come data parallel ones, then stages.
+    parallel ranks are adjacent, then come context and data parallel ones, then stages.
 
     >>> from foretrace.graph import Op, OpTable, Tensor
     >>> w, x, g = (Tensor((8, 8), "float32", "cuda:0", id=n, storage=n) for n in range(3))
@@ -102,7 +119,7 @@ def parallelize(
     """
     config = ParallelConfig(
         data, tensor, pipeline, overlap, sequence, sharded, mixed, experts, tables, microbatches, schedule, chunks,
-        bucket_mb, zero1,
+        bucket_mb, zero1, context, context_kind,
     )  # fmt: skip
     graph = _single_rank(graph)
     if tables:
@@ -132,9 +149,11 @@ class ParallelConfig:
     chunks: int = 1
     bucket_mb: float = DEFAULT_BUCKET_MB
     zero1: bool = False
+    context: int = 1
+    context_kind: str = RING
 
     def __post_init__(self) -> None:
-        for name in ("data", "tensor", "pipeline", "microbatches", "experts", "chunks"):
+        for name in ("data", "tensor", "pipeline", "context", "microbatches", "experts", "chunks"):
             check_count(getattr(self, name), name, MAX_RANKS)
         if self.world > MAX_RANKS:
             raise ForetraceError(f"a job can't have {self.world:,} ranks", f"At most {MAX_RANKS:,} are simulated.")
@@ -145,6 +164,10 @@ class ParallelConfig:
         if (self.overlap or self.sequence) and self.tensor == 1:
             option = "overlap" if self.overlap else "sequence"
             raise ForetraceError(f"{option} needs tensor parallel ranks", "Give tensor, or leave it out.")
+        if self.context_kind not in CONTEXT_KINDS:
+            raise ForetraceError(
+                f"there is no context_kind {self.context_kind!r}", f"There are {', '.join(CONTEXT_KINDS)}."
+            )
         if not isinstance(self.bucket_mb, (int, float)) or not self.bucket_mb > 0:
             raise ForetraceError(
                 f"bucket_mb can't be {self.bucket_mb!r}", "Give a size in MB, or infinity for one bucket."
@@ -152,15 +175,17 @@ class ParallelConfig:
 
     def _contradictions(self) -> list[tuple[object, str, str]]:
         ranks = "Give data, the number of ranks."
-        uneven = f"{self.data} data parallel ranks can't be divided into groups of {self.experts} for experts"
-        others = self.sharded or self.zero1 or max(self.tensor, self.pipeline, self.microbatches, self.experts) > 1
+        replicas = "data and context" if self.context > 1 else "data"
+        uneven = f"{self.replicas} {replicas} parallel ranks can't be divided into groups of {self.experts} for experts"
+        others = self.sharded or self.zero1 or max(self.tensor, self.pipeline, self.context, self.microbatches) > 1
+        others = others or self.experts > 1
         full = self.zero1 and self.mixed  # one data parallel rank has its float32 weights for itself
         only_data = "tables can be combined with data parallel only", "Leave out everything but data."
         return [
             (self.mixed and not self.shards, "mixed needs sharded weights", "Give sharded too, or leave it out."),
             (self.sharded and self.zero1, "sharded already shards the optimizer's states", "Leave out zero1."),
-            (self.shards and self.data == 1 and not full, "weights can't be sharded on one rank", ranks),
-            (self.data % self.experts, uneven, "Give a multiple of experts as data."),
+            (self.shards and self.replicas == 1 and not full, "weights can't be sharded on one rank", ranks),
+            (self.replicas % self.experts, uneven, "Give a multiple of experts as data."),
             (self.tables and self.data == 1, "tables can't be distributed on one rank", ranks),
             (self.tables and others, *only_data),
         ]
@@ -168,7 +193,12 @@ class ParallelConfig:
     @property
     def world(self) -> int:
         """Number of ranks."""
-        return self.data * self.tensor * self.pipeline
+        return self.replicas * self.tensor * self.pipeline
+
+    @property
+    def replicas(self) -> int:
+        """Ranks with the same weights, or shards of them: data parallel ones, each of some that share sequences."""
+        return self.data * self.context
 
     @property
     def shards(self) -> bool:
@@ -183,19 +213,22 @@ class ParallelConfig:
     @property
     def full_sums(self) -> str:
         """How half-precision gradients are added up in float32, if they are: Megatron's GEMMs do it, FSDP2 adds."""
-        if not (self.mixed and self.gathers_once and self.microbatches > 1):
-            return ""
-        return FUSED if self.zero1 else ADDED
+        if self.mixed and self.zero1:
+            return FUSED
+        return ADDED if self.mixed and self.gathers_once and self.microbatches > 1 else ""
 
     @property
     def splits(self) -> bool:
         """Whether the batch is split into microbatches, or the blocks into stages."""
-        return max(self.pipeline, self.microbatches) > 1
+        return max(self.pipeline, self.microbatches) > 1 or bool(self.full_sums)
 
 
 @dataclass(frozen=True)
 class RankMesh:
-    """The numbering of ranks: tensor parallel ones are adjacent, then come data parallel ones, then stages.
+    """The numbering of ranks: tensor parallel ones are adjacent, then come those with the same weights, then stages.
+
+    Those with the same weights (``data``) are data parallel; with context parallel, so many adjacent ones of them share
+    each sequence.
 
     >>> RankMesh(tensor=2, data=4, pipeline=2).at(stage=1, data=3, tensor=1)
     15
@@ -214,12 +247,11 @@ class RankMesh:
         """The rank at a position."""
         return (stage * self.data + data) * self.tensor + tensor
 
-    def group(self, name: str, stage: int, experts: int = 1) -> ProcessGroup:
-        """The process group of that name with the first rank of a stage."""
+    def group(self, name: str, stage: int, size: int = 0) -> ProcessGroup:
+        """The process group of that name with the first rank of a stage; of so many replicas, all if 0."""
         if name == TENSOR:
             return ProcessGroup(name, tuple(self.at(stage, 0, t) for t in range(self.tensor)))
-        count = experts if name == EXPERTS else self.data
-        return ProcessGroup(name, tuple(self.at(stage, d, 0) for d in range(count)))
+        return ProcessGroup(name, tuple(self.at(stage, d, 0) for d in range(size or self.data)))
 
     def replicas(self, stage: int, experts: int) -> ProcessGroup:
         """The ranks that hold the same experts as the first one of a stage."""
@@ -249,7 +281,7 @@ class _ParallelJob:
 
     def __init__(self, graph: Graph, config: ParallelConfig) -> None:
         self._config = config
-        self._mesh = RankMesh(config.tensor, config.data, config.pipeline)
+        self._mesh = RankMesh(config.tensor, config.replicas, config.pipeline)
         self._draft = draft_of(graph, "parallelize")
         self._experts: set[int] = set()
         """Storages of the experts' gradients."""
@@ -260,19 +292,24 @@ class _ParallelJob:
                 f"{graph.title} is compiled: its kernels were fused for this very step, and belong to no block",
                 "Share the uncompiled step (compile=off) and set fuse=elementwise; data alone takes a compiled one.",
             )
-        if config.data > 1:
+        if config.replicas > 1:
             reject_sparse_gradients(self._draft.ops, graph.source)
 
     def job(self) -> Job:
         """The job."""
         config, mesh, draft = self._config, self._mesh, self._draft
-        calls = draft.calls
+        calls, ops = draft.calls, draft.ops
+        if config.context > 1:
+            ops = split_sequences(ops, config.context, config.context_kind, draft.graph.source)
         if config.splits:
-            ops = microbatch_of(draft.ops, config.microbatches, draft.graph.source)
-            calls = [replace(call, op=op) for call, op in zip(calls, ops)]
-            draft.whole = {t.storage for t in data_tensors(draft.ops, preexisting_tensors(draft.ops))}
+            draft.whole = self._batch_bytes(ops)
+            ops = microbatch_of(ops, config.microbatches, draft.graph.source)
+        calls = [replace(call, op=op) for call, op in zip(calls, ops)]
         if config.tensor > 1:
             calls = split_blocks(draft, calls, mesh.group(TENSOR, 0), config.overlap, config.sequence)
+        if config.context > 1:
+            group = mesh.group(CONTEXT, 0, config.context)
+            calls = share_attention(draft, calls, group, config.context_kind)
         if config.experts > 1:
             calls, self._experts = with_experts(draft, calls, mesh.group(EXPERTS, 0, config.experts))
         share = self._fsdp() if config.shards else self._ddp
@@ -286,16 +323,23 @@ class _ParallelJob:
         graphs = []
         for stage, ours in enumerate(staged):
             ours = [self._with_stage_group(call, stage) for call in ours]
-            if max(config.data, 2 * config.shards) > 1 and (config.gathers_once or not config.shards):
+            if max(config.replicas, 2 * config.shards) > 1 and (config.gathers_once or not config.shards):
                 ours = self._shared(ours, stage, share)
             graphs.append(draft.graph_of(ours, mesh.at(stage), mesh.world, "; ".join(self._notes())))
         return Job(graphs, draft.graph.source, alike=mesh.alike)
 
+    def _batch_bytes(self, ops: Sequence[Op]) -> dict[int, int]:
+        """Bytes of what a rank is given, by storage: with context parallel, those of its part of the sequences."""
+        whole, storages = preexisting_tensors(self._draft.ops), self._draft.graph.storages
+        given = [t for t in data_tensors(ops, preexisting_tensors(ops)) if t.storage in storages and t.nbytes]
+        return {t.storage: storages[t.storage].nbytes * t.nbytes // whole[t.storage].nbytes for t in given}
+
     def _with_stage_group(self, call: EditedCall, stage: int) -> EditedCall:
         """A call with the process group of its stage."""
-        if call.collective is None or call.collective.group not in (TENSOR, EXPERTS):
+        sizes = {TENSOR: 0, EXPERTS: self._config.experts, CONTEXT: self._config.context}
+        if call.collective is None or call.collective.group not in sizes:
             return call
-        group = self._mesh.group(call.collective.group, stage, self._config.experts)
+        group = self._mesh.group(call.collective.group, stage, sizes[call.collective.group])
         return replace(call, collective=replace(call.collective, ranks=group.ranks))
 
     def _ddp(self, calls: list[EditedCall], group: ProcessGroup, excluded: set[int]) -> list[EditedCall]:
@@ -308,6 +352,8 @@ class _ParallelJob:
         def shard(calls: list[EditedCall], group: ProcessGroup, excluded: set[int]) -> list[EditedCall]:
             modules = {call.op.module for call in calls}
             ours = [unit for unit in units if any(block_index(module, [unit]) == 0 for module in modules)]
+            if config.zero1:
+                return shard_states(draft, calls, group, ours, config.mixed, excluded)
             return shard_weights(draft, calls, group, ours, config.mixed, config.gathers_once, excluded)
 
         return shard
@@ -335,20 +381,24 @@ class _ParallelJob:
     def _notes(self) -> list[str]:
         config = self._config
         notes = []
-        degrees = [f"{n} {name}" for n, name in ((config.tensor, "tensor"), (config.data, "data")) if n > 1]
+        sizes = (config.tensor, "tensor"), (config.context, "context"), (config.data, "data")
+        degrees = [f"{n} {name}" for n, name in sizes if n > 1]
         if degrees:
             parts = [f"parallel over {' x '.join(degrees)} ranks"]
             if config.sequence:
                 parts.append("activations split along the sequence")
+            if config.context > 1:
+                parts.append(f"{config.context_kind} attention")
             if config.overlap:
                 parts.append("reductions of input gradients overlapping with GEMMs")
             if config.shards:
                 parts.append("optimizer states sharded" if config.zero1 else "weights sharded")
-            elif config.data > 1:
+            elif config.replicas > 1:
                 parts.append("one bucket" if config.bucket_mb == inf else f"buckets of {config.bucket_mb:g} MB")
             notes.append(", ".join([*parts, "made from the step of one rank"]))
         if config.pipeline > 1:
-            several = f", {config.chunks} chunks of blocks each" if config.chunks > 1 else ""
+            chunks = chunks_of(config.schedule, config.chunks)
+            several = f", {chunks} chunks of blocks each" if chunks > 1 else ""
             kind = f"a pipeline of {config.pipeline} stages ({config.schedule}{several})"
             notes.append(f"{kind} over {config.microbatches} microbatches was added to the step")
         elif config.microbatches > 1:

@@ -7,7 +7,7 @@ of a weight that the first and last stage share are reduced between the two, as 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,10 +15,29 @@ from foretrace.graph import ForetraceError, Op, Tensor
 from foretrace.graph.op import RESIZE, with_tensors
 from foretrace.transforms.blocks import block_index, repeated_blocks
 from foretrace.transforms.draft import Draft, ProcessGroup, allocation, call_like
-from foretrace.transforms.parallel.schedules import ScheduledPass, check_schedule, stage_schedule
+from foretrace.transforms.parallel.schedules import (
+    INPUTS,
+    WEIGHTS,
+    ZERO_BUBBLE,
+    ZERO_BUBBLE_V,
+    ScheduledPass,
+    check_schedule,
+    chunks_of,
+    stage_of,
+    stage_schedule,
+)
 from foretrace.transforms.parallel.splitting import preexisting_tensors
 from foretrace.transforms.step import EditedCall
-from foretrace.transforms.weights import FULL, HALF, Gradient, Weights, propagate_owners, restrict_update, weights_of
+from foretrace.transforms.weights import (
+    FULL,
+    HALF,
+    Gradient,
+    Weights,
+    propagate_owners,
+    restrict_update,
+    weights_of,
+    written_in_place,
+)
 
 ADDED, FUSED = "added", "fused"
 """How gradients in half precision are added up in float32."""
@@ -41,12 +60,16 @@ def split_stages(
     GEMMs that make them (``FUSED``), as Megatron's gradient accumulation fusion does.
     """
     check_schedule(schedule, len(ranks), microbatches, chunks)
-    stages = Stages.of(calls, len(ranks) * chunks, draft.graph.source)
+    chunks = chunks_of(schedule, chunks)
+    apart = schedule in (ZERO_BUBBLE, ZERO_BUBBLE_V)
+    stages = Stages.of(calls, len(ranks) * chunks, draft.graph.source, apart)
+    stage_of_chunk = [stage_of(chunk, len(ranks), schedule) for chunk in range(len(ranks) * chunks)]
     id_stride = draft.reserve(microbatches)
     staged = []
     for stage in range(len(ranks)):
         order = stage_schedule(schedule, stage, len(ranks), microbatches, chunks)
-        staged.append(_Stage(draft, calls, stages, ranks, stage, id_stride, full_sums).made(order))
+        homes = [ranks[there] for there in stage_of_chunk]
+        staged.append(_Stage(draft, calls, stages, homes, ranks[stage], id_stride, full_sums).made(order))
     return staged
 
 
@@ -65,6 +88,13 @@ class Chunk:
     weights: set[int] = field(default_factory=set)
     last_use: dict[int, list[int]] = field(default_factory=dict)
     """Storages that are not used after a row."""
+    of_weights: int = 0
+    """How many rows of backward, the last ones, only gradients of weights depend on, if they are taken apart."""
+
+    def rows(self, part: str) -> list[int]:
+        """The rows of a part of backward."""
+        split = len(self.backward) - self.of_weights
+        return {"": self.backward, INPUTS: self.backward[:split], WEIGHTS: self.backward[split:]}[part]
 
 
 @dataclass(frozen=True)
@@ -93,8 +123,11 @@ class Stages:
     """Storages that one GEMM of the backward makes, and that other calls only view."""
 
     @classmethod
-    def of(cls, calls: Sequence[EditedCall], count: int, source: str) -> Stages:
-        """Divide a step into chunks of equally many blocks; ``source`` names it in messages."""
+    def of(cls, calls: Sequence[EditedCall], count: int, source: str, apart: bool = False) -> Stages:
+        """Divide a step into chunks of equally many blocks; ``source`` names it in messages.
+
+        With ``apart`` the calls of backward that only gradients of weights depend on come after all others.
+        """
         ops = [call.op for call in calls]
         blocks = repeated_blocks(ops)
         _check_divisible(blocks, count, source)
@@ -110,6 +143,8 @@ class Stages:
         tied = _assign_gradients(ops, found, chunk_of, chunks)
         _find_transfers(ops, chunk_of, chunks, found, {t.row for t in tied}, preexisting)
         for chunk in chunks:
+            if apart:
+                _take_apart(ops, chunk)
             _find_last_uses(ops, chunk, preexisting)
         made: dict[int, set[str]] = {}
         for op in ops[: last + 1]:
@@ -228,6 +263,37 @@ def _add(tensor: Tensor, lists: Iterable[list[Tensor]]) -> None:
             tensors.append(tensor)
 
 
+def _take_apart(ops: Sequence[Op], chunk: Chunk) -> None:
+    """Put the calls that only gradients of weights depend on behind the others, in the order that they have.
+
+    What the previous chunk waits for are the gradients of its results; in the first chunk, that is the call which makes
+    the last gradient: of an embedding, or of the first layer.
+    """
+    needed = {tensor.storage for tensor in chunk.input_gradients}
+    if not needed and chunk.gradients:
+        final = max(row for row in chunk.backward if _makes(ops[row], {g.tensor.storage for g in chunk.gradients}))
+        while ops[final].name in VIEWS and final > chunk.backward[0]:
+            final = max((row for row in chunk.backward if row < final), default=final)
+        needed = {tensor.storage for tensor in ops[final].tensors}
+        chunk_rows = [row for row in chunk.backward if row < final]
+    else:
+        chunk_rows = chunk.backward
+    inputs: set[int] = set()
+    for row in reversed(chunk_rows):
+        op = ops[row]
+        if _makes(op, needed) or not (op.tensors or op.produced):
+            inputs.add(row)
+            needed |= {tensor.storage for tensor in op.tensors}
+    later = [row for row in chunk.backward if row not in inputs]
+    chunk.backward = [row for row in chunk.backward if row in inputs] + later
+    chunk.of_weights = len(later)
+
+
+def _makes(op: Op, storages: Collection[int]) -> bool:
+    """Whether a call makes or changes one of some storages."""
+    return any(tensor.storage in storages for tensor in (*op.produced, *written_in_place(op)))
+
+
 def _find_last_uses(ops: Sequence[Op], chunk: Chunk, preexisting: set[int]) -> None:
     """Set after which call a chunk may free each storage that the optimizer does not need.
 
@@ -238,10 +304,10 @@ def _find_last_uses(ops: Sequence[Op], chunk: Chunk, preexisting: set[int]) -> N
     last: dict[int, int] = {}
     for row in rows:
         last |= {t.storage: row for t in (*ops[row].tensors, *ops[row].produced) if t.storage not in kept}
-    ours = set(rows)
+    place = {row: number for number, row in enumerate(rows)}
     for row in rows:
-        after = ops[row + 1].frees if row + 1 < len(ops) and row + 1 in ours else ()
-        last |= {storage: row for storage in after if last.get(storage, row) < row}
+        after = ops[row + 1].frees if row + 1 in place else ()
+        last |= {storage: row for storage in after if place[last.get(storage, row)] < place[row]}
     for storage, row in last.items():
         chunk.last_use.setdefault(row, []).append(storage)
 
@@ -257,14 +323,14 @@ class _Stage:
         draft: Draft,
         calls: Sequence[EditedCall],
         stages: Stages,
-        ranks: tuple[int, ...],
-        stage: int,
+        homes: Sequence[int],
+        rank: int,
         id_stride: int,
         full_sums: str,
     ) -> None:
-        self.draft, self.calls, self.stages, self.ranks, self.stage = draft, calls, stages, ranks, stage
-        self.id_stride = id_stride
-        self.chunks = [c for c in range(len(stages.chunks)) if c % len(ranks) == stage]
+        self.draft, self.calls, self.stages = draft, calls, stages
+        self.homes, self.id_stride = homes, id_stride
+        self.chunks = [c for c, home in enumerate(homes) if home == rank]
         self.sums: dict[int, Tensor] = {}
         """The float32 sum of a gradient over microbatches, by the storage of the first one's gradient."""
         self.fused: set[int] = set()
@@ -282,8 +348,11 @@ class _Stage:
     def made(self, order: Sequence[ScheduledPass]) -> list[EditedCall]:
         """The calls, in the order of a schedule."""
         for one in order:
-            chunk = one.chunk * len(self.ranks) + self.stage
-            self._forward(chunk, one.microbatch) if one.forward else self._backward(chunk, one.microbatch)
+            chunk = self.chunks[one.chunk]
+            if one.forward:
+                self._forward(chunk, one.microbatch)
+            else:
+                self._backward(chunk, one.microbatch, one.part)
         self._reduce_tied()
         self._update()
         return self.output
@@ -295,18 +364,21 @@ class _Stage:
         sent = self.stages.chunks[chunk + 1].inputs if chunk < last else []
         self._transfer("send", sent, chunk, chunk + 1, microbatch)
 
-    def _backward(self, chunk: int, microbatch: int) -> None:
+    def _backward(self, chunk: int, microbatch: int, part: str) -> None:
         ours, last = self.stages.chunks[chunk], len(self.stages.chunks) - 1
+        if part == WEIGHTS:
+            self._call(ours, ours.rows(part), microbatch)
+            return
         received = self.stages.chunks[chunk + 1].input_gradients if chunk < last else []
         self._transfer("recv", received, chunk + 1, chunk, microbatch)
-        self._call(ours, ours.backward, microbatch)
+        self._call(ours, ours.rows(part), microbatch)
         self._transfer("send", ours.input_gradients if chunk else [], chunk, chunk - 1, microbatch)
 
     def _transfer(self, kind: str, tensors: Sequence[Tensor], source: int, target: int, microbatch: int) -> None:
         """Send tensors from one chunk to another, or receive them, in a process group of the two ranks."""
-        ends = tuple(self.ranks[chunk % len(self.ranks)] for chunk in (source, target))
-        if ends[0] == ends[1]:
+        if not tensors or self.homes[source] == self.homes[target]:
             return
+        ends = self.homes[source], self.homes[target]
         forward = source < target
         group = ProcessGroup(f"{'forward' if forward else 'backward'} to chunk {target}", ends)
         ours = self.stages.chunks[source if kind == "send" else target]
@@ -371,7 +443,7 @@ class _Stage:
     def _reduce_tied(self) -> None:
         """Reduce the gradients of weights that several stages share."""
         for tied in self.stages.tied:
-            owners = sorted({self.ranks[c % len(self.ranks)] for c, _ in tied.parts})
+            owners = sorted({self.homes[c] for c, _ in tied.parts})
             ours = [self.sums.get(t.storage, t) for c, t in tied.parts if c in self.chunks]
             if len(owners) > 1 and ours:
                 group = ProcessGroup("embeddings", tuple(owners))

@@ -18,7 +18,12 @@ from foretrace.transforms.parallel.splitting import (
 )
 from foretrace.transforms.weights import weights_of
 
-SCHEDULES = ("1f1b", "gpipe", "interleaved")
+ZERO_BUBBLE, ZERO_BUBBLE_V = "zb-h1", "zbv"
+SCHEDULES = ("1f1b", "gpipe", "interleaved", ZERO_BUBBLE, ZERO_BUBBLE_V)
+INPUTS, WEIGHTS = "inputs", "weights"
+"""The parts of a backward that zero-bubble schedules take apart: what the previous stage waits for, and the rest."""
+RING, ALL_GATHER, ALL_TO_ALL = CONTEXT_KINDS = ("ring", "all-gather", "all-to-all")
+"""How context parallel ranks share attention (`context`)."""
 REDUCTIONS = ("aten::mean", "aten::sum")
 """Calls that reduce all samples to one number."""
 
@@ -29,6 +34,22 @@ class ScheduledPass(NamedTuple):
     forward: bool
     chunk: int
     microbatch: int
+    part: str = ""
+    """Of a backward `INPUTS` or `WEIGHTS`; all of it if empty."""
+
+
+def chunks_of(schedule: str, chunks: int) -> int:
+    """Groups of blocks on each stage: two in the shape of a V where that is the schedule."""
+    return 2 if schedule == ZERO_BUBBLE_V else chunks
+
+
+def stage_of(chunk: int, stages: int, schedule: str) -> int:
+    """The stage that has a chunk, counted through the model.
+
+    >>> [stage_of(chunk, 3, "zbv") for chunk in range(6)], [stage_of(chunk, 3, "interleaved") for chunk in range(6)]
+    ([0, 1, 2, 2, 1, 0], [0, 1, 2, 0, 1, 2])
+    """
+    return 2 * stages - 1 - chunk if schedule == ZERO_BUBBLE_V and chunk >= stages else chunk % stages
 
 
 def stage_schedule(schedule: str, stage: int, stages: int, microbatches: int, chunks: int = 1) -> list[ScheduledPass]:
@@ -36,13 +57,19 @@ def stage_schedule(schedule: str, stage: int, stages: int, microbatches: int, ch
 
     ``gpipe`` does all forwards, then all backwards; ``1f1b`` alternates as soon as the pipeline is full, so that it
     holds fewer activations; ``interleaved`` does so with several chunks of blocks on each stage, so that the pipeline
-    fills sooner.
+    fills sooner. ``zb-h1`` leaves gradients of weights for later, when the stage would wait; ``zbv`` does, too, and has
+    two groups of blocks on each stage, in the shape of a V: the zero-bubble schedules of Qi et al. (ICLR 2024), in the
+    order of `torch.distributed.pipelining`.
 
     >>> [f"{'F' if one.forward else 'B'}{one.microbatch}" for one in stage_schedule("1f1b", 0, 2, 3)]
     ['F0', 'F1', 'B0', 'F2', 'B1', 'B2']
     """
     if schedule == "interleaved":
         return _interleaved(stage, stages, microbatches, chunks)
+    if schedule == ZERO_BUBBLE_V:
+        return _zero_bubble_v(stage, stages, microbatches)
+    if schedule == ZERO_BUBBLE:
+        return _zero_bubble(stage, stages, microbatches)
     forward = [ScheduledPass(True, 0, m) for m in range(microbatches)]
     backward = [ScheduledPass(False, 0, m) for m in range(microbatches)]
     if schedule == "gpipe":
@@ -60,6 +87,52 @@ def _interleaved(stage: int, stages: int, microbatches: int, chunks: int) -> lis
     ]
     backward = [ScheduledPass(False, chunks - 1 - one.chunk, one.microbatch) for one in forward]
     return _alternating(forward, backward, 2 * (stages - stage - 1) + (chunks - 1) * stages)
+
+
+def _zero_bubble(stage: int, stages: int, microbatches: int) -> list[ScheduledPass]:
+    """1F1B whose gradients of weights come as many microbatches later as there are stages before this one."""
+    order = stage_schedule("1f1b", stage, stages, microbatches)
+    found: list[ScheduledPass] = []
+    for one in order:
+        found.append(one if one.forward else one._replace(part=INPUTS))
+        if not one.forward and one.microbatch >= stage:
+            found.append(ScheduledPass(False, 0, one.microbatch - stage, WEIGHTS))
+    done = sum(one.part == WEIGHTS for one in found)
+    return found + [ScheduledPass(False, 0, microbatch, WEIGHTS) for microbatch in range(done, microbatches)]
+
+
+def _zero_bubble_v(stage: int, stages: int, microbatches: int) -> list[ScheduledPass]:
+    """Both chunks of a stage in turns; where forward and both parts of backward take as long, no stage ever waits."""
+    count = max(microbatches, 2 * stages - 1)  # the pipeline is full with so many; those that are too many are left out
+    found: list[ScheduledPass] = []
+    done: Counter[tuple[int, str]] = Counter()
+
+    def add(chunk: int, *parts: str) -> None:
+        for part in parts:
+            found.append(ScheduledPass(part == "", chunk, done[chunk, part], part))
+            done[chunk, part] += 1
+
+    for _ in range(2 * (stages - stage) - 1):
+        add(0, "")
+    for _ in range(stage):
+        add(1, "")
+        add(0, "")
+    for _ in range(stages - stage):
+        add(1, "", INPUTS, WEIGHTS)
+    while done[1, ""] < done[0, ""] or done[0, ""] < count:
+        if done[0, ""] < count:
+            add(0, "")
+        add(0, INPUTS, WEIGHTS)
+        add(1, "", INPUTS, WEIGHTS)
+    for _ in range(stage):
+        add(0, INPUTS)
+        add(1, INPUTS)
+    for _ in range(stages - stage):
+        add(0, INPUTS, WEIGHTS)
+    for chunk in (1, 0):
+        while done[chunk, WEIGHTS] < done[chunk, INPUTS]:
+            add(chunk, WEIGHTS)
+    return [one for one in found if one.microbatch < microbatches]
 
 
 def _alternating(forward: list[ScheduledPass], backward: list[ScheduledPass], warmup: int) -> list[ScheduledPass]:
@@ -80,7 +153,9 @@ def check_schedule(schedule: str, stages: int, microbatches: int, chunks: int) -
         )
     if schedule == "interleaved" and chunks < 2:
         raise ForetraceError("the interleaved schedule needs several chunks per stage", "Give chunks=2 or more.")
-    if schedule != "interleaved" and chunks > 1:
+    if schedule == ZERO_BUBBLE_V and chunks not in (1, 2):
+        raise ForetraceError(f"schedule zbv has two chunks per stage, not {chunks}", "Leave out chunks.")
+    if schedule not in ("interleaved", ZERO_BUBBLE_V) and chunks > 1:
         raise ForetraceError(f"schedule {schedule} has no chunks", "Give schedule='interleaved'.")
 
 
@@ -103,7 +178,7 @@ def microbatch_of(ops: Sequence[Op], count: int, source: str = "") -> list[Op]:
     while True:
         splitting = Splitting(count, RULES, by_sample, wanted, preexisting, splittable)
         try:
-            made = [_on_microbatch(splitting, op, reduced) for op in ops]
+            made = [on_part(splitting, op, reduced) for op in ops]
         except ConflictError as error:
             raise splitting.refused(error, "microbatches") from None
         if not splitting.again:
@@ -131,13 +206,16 @@ def _batch_size(ops: Sequence[Op], data: Sequence[Tensor]) -> int:
     return max(sizes, key=lambda size: first_dims[size], default=0)
 
 
-def _on_microbatch(splitting: Splitting, op: Op, reduced: dict[tuple[int, ...], int]) -> Op:
-    """A call on a microbatch; ``reduced`` maps shapes that were reduced to one number to their split dimension."""
+def on_part(splitting: Splitting, op: Op, reduced: dict[tuple[int, ...], int]) -> Op:
+    """A call on a part of the samples or of the tokens, whose partial sums are added up later.
+
+    ``reduced`` maps shapes that were reduced to one number to their split dimension.
+    """
     if op.name in REDUCTIONS and (dim := splitting.split_dim(op.tensors[0])) is not None:
         reduced[op.tensors[0].shape] = dim
     if op.name == "aten::expand" and not op.tensors[0].shape and (made := op.produced[0]).shape in reduced:
         splitting.wanted[key_of(made)] = reduced[made.shape]  # the gradient of the reduction, equal for all samples
     for tensor in op.tensors:
         if splitting.state(tensor) == PARTIAL:
-            splitting.set(tensor, None, op)  # the sum over samples is made by gradient accumulation
+            splitting.set(tensor, None, op)  # gradients are added up by accumulation, or between ranks
     return op if op.phase == "optimizer" else splitting.apply(op)

@@ -179,7 +179,7 @@ def concat(s: Splitting, op: Op) -> None:
     parts = tensors_in(op.args[0])
     dims = [d for d in (s.split_dim(t) for t in parts) if d is not None]
     if not dims:
-        s.set(out(op), None, op)
+        s.set(out(op), PARTIAL if any(s.state(t) == PARTIAL for t in parts) else None, op)
         return
     whole = max(len(part.shape) for part in parts)  # cat accepts an empty vector among any tensors
     for part in parts:
@@ -253,6 +253,14 @@ def reduction(s: Splitting, op: Op) -> None:
         s.set(made, None if state is None else PARTIAL, op)
     else:
         s.set(made, state if keep else state - sum(d < state for d in gone), op)
+
+
+def vector_norm(s: Splitting, op: Op) -> None:
+    """Norms of whole tensors, as gradients are clipped by: of a part, they are a part of the norm."""
+    for given, made in zip(op.tensors, op.produced):
+        if made.shape:
+            raise ConflictError(op, given, "only norms of whole tensors are split")
+        s.set(made, None if s.state(given) is None else PARTIAL, op)
 
 
 def norm(s: Splitting, op: Op) -> None:
@@ -394,6 +402,7 @@ RULES: dict[str, Rule] = _table(
     (gemm, ("mm", "addmm", "bmm", "baddbmm")),
     (reduction, ("sum", "mean", "amax", "amin")),
     (norm, ("native_layer_norm", "native_layer_norm_backward", "_fused_rms_norm", "_fused_rms_norm_backward")),
+    (vector_norm, ("linalg_vector_norm", "_foreach_norm")),
     (sample_independent, ("convolution", *BATCH_NORMS, *(f"{kind}_backward" for kind in BATCH_NORMS))),
     (convolution_backward, ("convolution_backward",)),
     (embedding, ("embedding",)),

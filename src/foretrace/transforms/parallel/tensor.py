@@ -30,7 +30,7 @@ from foretrace.transforms.weights import weights_of
 LINEAR = {"aten::mm": 0, "aten::addmm": 1}
 """Position of the input in a linear layer's call; its weight is the next argument."""
 ADDITIONS = ("aten::add", "aten::add_")
-SOFTMAX = "aten::_log_softmax"
+SOFTMAX, STACK = "aten::_log_softmax", "aten::stack"
 PREFETCH_CALLS = 8
 """Calls after the first GEMM of a layer's backward among which its last one is."""
 VOCABULARY_UNIT = 128
@@ -200,12 +200,14 @@ class _Reductions:
     accumulated: set[int]
     """Storages of partial gradients that are reduced after their sum, once."""
     due: dict[int, Tensor] = field(default_factory=dict)
+    backward_done: bool = False
 
     def before(self, op: Op, made: Sequence[EditedCall]) -> list[EditedCall]:
         """The reductions due before a call: of what it reads, and of what the previous module has left."""
         read = {t.storage for t in op.tensors} if op.name not in VIEWS else set()
         leaves_module = bool(op.module) and bool(made) and op.module != made[-1].op.module
-        if op.name in ADDITIONS and read and read <= self.accumulated & self.due.keys():
+        adds = op.name in ADDITIONS and read and read <= self.accumulated & self.due.keys()
+        if adds or op.name == STACK:  # norms of gradients are reduced together
             self.due = {storage: tensor for storage, tensor in self.due.items() if storage not in read}
             return []
         now = [
@@ -226,11 +228,12 @@ class _Reductions:
     def remaining(self, made: Sequence[EditedCall]) -> list[EditedCall]:
         """The reductions due at the end of backward."""
         calls = [call for tensor in list(self.due.values()) for call in self._reduce(tensor, made)]
+        self.backward_done = True
         return calls + self.sequence.final_reductions(made[-1].op) if self.sequence else calls
 
     def _reduce(self, tensor: Tensor, made: Sequence[EditedCall]) -> list[EditedCall]:
         del self.due[tensor.storage]
-        if self.sequence and self.sequence.entered is not None:
+        if self.sequence and self.sequence.entered is not None and not self.backward_done:
             return self.sequence.reduce(tensor, made)
         self.splitting.set_summed(tensor.storage)
         return [self.draft.collective("all_reduce", self.group, tensor, tensor, made[-1].op)]

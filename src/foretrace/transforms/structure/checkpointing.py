@@ -12,9 +12,11 @@ from foretrace.graph.op import Op, Tensor
 from foretrace.transforms.blocks import all_repeated_blocks, block_index, is_named
 from foretrace.transforms.dataflow import Dataflow, SlotCall, rebuild
 from foretrace.transforms.step import EditedCall, UnusedIds, assemble, editable_step
+from foretrace.transforms.structure.kept_results import BETWEEN, last_needed, named_calls
 
 SELECTIVE = "selective"
 SHARE = re.compile(r"(\d{1,4})/(\d{1,4})")
+NUMBERS = re.compile(r"(\d{1,4})-(\d{1,4})")
 GEMMS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
 ATTENTION = "_attention"
 CAST = "aten::_to_copy"
@@ -25,15 +27,19 @@ def checkpointing(graph: Graph, blocks: str = "*") -> Graph:
 
     As non-reentrant ``torch.utils.checkpoint`` does: a block is recomputed right before its backward first reads one of
     its activations, up to the last one that backward reads. ``blocks`` is a pattern of their modules, ``"*.blocks.*"``,
-    or the end of a name, ``"blocks.3"``; a share of them, evenly spread, ``"1/2"``; or ``"selective"``: all of them,
-    with the results of attention and of every second GEMM kept, as torchtitan's ``selective_ac_option = "op"`` does.
+    or the end of a name, ``"blocks.3"``; a share of them, evenly spread, ``"1/2"``; some by their numbers, ``"0-11"``;
+    or ``"selective"``: all of them, with the results of attention and of every second GEMM kept, as torchtitan's
+    ``selective_ac_option = "op"`` does. After a colon come results that each block keeps, by their calls:
+    ``"0-11:mm.0+mm.2"`` keeps those of the first and the third ``aten::mm`` of each block's forward.
     """
     graph, ops = editable_step(graph)
-    recomputation = _Recomputation(Dataflow(ops), ops, selective=blocks == SELECTIVE)
-    for block in _selected_blocks(graph, ops, "*" if blocks == SELECTIVE else blocks):
+    selective = blocks == SELECTIVE
+    wanted, _, names = ("*", "", "") if selective else blocks.partition(":")
+    recomputation = _Recomputation(Dataflow(ops), ops, SELECTIVE if selective else names)
+    for block in _selected_blocks(graph, ops, wanted):
         recomputation.add(block)
     made = recomputation.graph(graph)
-    kept = ", attention and every second GEMM excepted" * (blocks == SELECTIVE)
+    kept = ", attention and every second GEMM excepted" if selective else f", {names} excepted" if names else ""
     made.notes.append(f"activations of repeated blocks are recomputed in backward{kept}")
     return made
 
@@ -47,14 +53,26 @@ def _selected_blocks(graph: Graph, ops: list[Op], wanted: str) -> list[str]:
         if not 0 < some <= of:
             raise ForetraceError(f"checkpoint={wanted} is no share of the blocks", "Write it as 1/2.")
         return [block for n, block in enumerate(found) if n * some // of < (n + 1) * some // of]
+    if numbers := NUMBERS.fullmatch(wanted):
+        first, last = int(numbers[1]), int(numbers[2])
+        if not first <= last < len(found):
+            raise ForetraceError(f"{graph.title} has no blocks {wanted}", f"It has {len(found)}: 0-{len(found) - 1}.")
+        return found[first : last + 1]
     selected = [block for block in found if is_named(block, wanted)]
     if not selected:
         raise unknown_name("block", wanted, found)
     return selected
 
 
-def _kept(forward: list[SlotCall]) -> list[SlotCall]:
-    """Calls whose results selective checkpointing keeps: attention, and every second GEMM."""
+def _kept(block: str, forward: list[SlotCall], keeps: str) -> list[SlotCall]:
+    """Calls whose results are kept: named ones, or as selective checkpointing, attention and every second GEMM."""
+    if not keeps:
+        return []
+    if keeps != SELECTIVE:
+        calls = dict(named_calls(forward))
+        if missing := next((name for name in keeps.split(BETWEEN) if name not in calls), None):
+            raise unknown_name(f"call in {block}", missing, calls)
+        return [calls[name] for name in keeps.split(BETWEEN)]
     gemms = [call for call in forward if call.op.name in GEMMS]
     return [*gemms[::2], *(call for call in forward if ATTENTION in call.op.name)]
 
@@ -62,8 +80,8 @@ def _kept(forward: list[SlotCall]) -> list[SlotCall]:
 class _Recomputation:
     """The calls of a step, with some made again in backward."""
 
-    def __init__(self, step: Dataflow, ops: list[Op], selective: bool = False) -> None:
-        self._selective = selective
+    def __init__(self, step: Dataflow, ops: list[Op], keeps: str = "") -> None:
+        self._keeps = keeps
         self._calls = [call for call in step.calls if call.row >= 0]
         self._ops = ops
         self._ids = UnusedIds(ops)
@@ -91,15 +109,13 @@ class _Recomputation:
         """Recompute a block where its backward begins to need it."""
         inside = [call for call in self._calls if block_index(call.op.module, [block]) == 0]
         forward, backward = ([call for call in inside if call.op.phase == phase] for phase in ("forward", "backward"))
-        kept = (
-            {slot: tensor for call in _kept(forward) for slot, tensor in call.made.items()} if self._selective else {}
-        )
-        forward = [call for call in forward if kept.keys().isdisjoint(call.made)]
+        last = last_needed(forward, backward)
+        kept = {slot: t for call in _kept(block, forward, self._keeps) for slot, t in call.made.items()}
+        forward = [call for call in forward[: last + 1] if kept.keys().isdisjoint(call.made)]
         made = {slot for call in forward for slot in call.made}
         needed = {slot for call in backward for slot in call.reads if slot in made}
         if not needed:
             return
-        last = max(place for place, call in enumerate(forward) if needed.intersection(call.made))
         first = next(call for call in backward if needed.intersection(call.reads))
         self._held |= {tensor.storage: first.row for tensor in kept.values()}
         new: dict[int, Tensor] = {}
@@ -107,7 +123,7 @@ class _Recomputation:
         allocated = {tensor.storage for call in forward for tensor in call.made.values()} - {
             tensor.storage for call in forward for slot, tensor in zip(call.reads, call.op.tensors) if slot not in made
         }
-        again = [self._recomputed(call, new, storages, allocated, first.op) for call in forward[: last + 1]]
+        again = [self._recomputed(call, new, storages, allocated, first.op) for call in forward]
         self._inserted.setdefault(first.row, []).extend(again)
         copies = {storages[storage] for storage in self._cached & storages.keys()}
         casts = (op for op in again if any(tensor.storage in copies for tensor in op.produced))
