@@ -18,11 +18,11 @@ from foretrace.analysis.critical_path import LATENCY_US
 from foretrace.analysis.report import OWN_MACHINE, StepReport
 from foretrace.errors import ForetraceError
 from foretrace.graph import Graph, Job
-from foretrace.graph.graph import chosen_step, cut_to_step
+from foretrace.graph.graph import ANOTHER_TIME, chosen_step, cut_to_step
+from foretrace.graph.tables import median
 from foretrace.platform.device import Device
 from foretrace.platform.platform import Platform
 from foretrace.platform.power import PowerModel
-from foretrace.platform.stack import widened
 from foretrace.prediction.device_work import keeps_measured_kernels
 from foretrace.prediction.job import (
     SimulatedJob,
@@ -171,6 +171,8 @@ def predict_on_platform(
     report.platform, report.fabric = platform.name, platform.fabric.name if platform.fabric else None
     stack_notes = []
     if platform.stack is not None:
+        from foretrace.platform.stack import widened  # most predictions are under none
+
         report.stack, stack_notes = platform.stack.name, [platform.stack.note()]
         report.low_ms, report.high_ms = widened(report.step_ms, report.low_ms, report.high_ms, platform.stack.spread)
     if any(rank.step.gaps for rank in ranks):
@@ -192,6 +194,7 @@ def predict_on_platform(
             *_idle_device_note(ranks, platform),
             *_queued_note(ranks),
             *_guess_note(report),
+            *_measured_note(report, job, platform),
         ],
     )
     return report
@@ -335,6 +338,23 @@ def _idle_device_note(ranks: Sequence[PricedRank], platform: Platform) -> list[s
     if any(len(rank.step.work) for rank in ranks) or platform.device.runs_on_host:
         return []
     return [f"the step launches nothing on {platform.name}'s device: were its model and data on the device?"]
+
+
+def _measured_note(report: StepReport, job: Job, platform: Platform) -> list[str]:
+    """How long a step took that was recorded on the same device, beside its prediction: a caution where they differ."""
+    if len(job.graphs) != 1 or job.world != 1 or platform.device.runs_on_host:
+        return []
+    graph = job.graphs[0]
+    if not graph.unprofiled.synced_ms or graph.device != platform.device.matches:
+        return []
+    measured = float(median(np.array(graph.unprofiled.synced_ms)))
+    took = f"{measured:.3g} ms on {graph.device}, without a profiler"
+    if report.low_ms <= measured <= report.high_ms:
+        return [f"recorded, the step took {took}"]
+    return [
+        f"{ANOTHER_TIME}{took}: the prediction has the host of {platform.name}, which may be slower or faster than "
+        "that of the recording; `foretrace calibrate` measures a host, `foretrace check` compares the two op by op"
+    ]
 
 
 def _guess_note(report: StepReport) -> list[str]:

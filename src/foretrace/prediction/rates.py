@@ -12,7 +12,7 @@ from foretrace.analysis.report import StepReport, Workings
 from foretrace.cost_models.kernels.families import context_of, family_of
 from foretrace.cost_models.kernels.families.lookups import index_statistics
 from foretrace.cost_models.kernels.family import TENSOR_CORE_FAMILIES
-from foretrace.cost_models.kernels.roofline import Work, work_of
+from foretrace.cost_models.kernels.roofline import Work
 from foretrace.graph import Graph, Indices, Op, Tf32
 from foretrace.graph.calls import dispatched, enclosing_calls
 from foretrace.graph.tables import SIGMAS_TO_P90, Floats, Ints
@@ -94,11 +94,13 @@ def sustained_draw(
 def works(
     calls: Graph, rows: Iterable[int], device: Device, made: Mapping[int, Op] | None = None
 ) -> Iterator[tuple[int, Work, bool]]:
-    """What some calls have to do, and whether their arithmetic counts; those without shapes are left out.
+    """What some calls have to do, and whether their arithmetic counts.
 
-    ``made`` are these calls, where the caller has them already: those of traces are costly to create.
+    Left out are those without shapes, and those that no family describes: what a custom op reads of its tensors may be
+    all of a table or a few rows. ``made`` are these calls, where the caller has them already: those of traces are
+    costly to create.
     """
-    known: dict[tuple[object, ...], tuple[Work, bool]] = {}
+    known: dict[tuple[object, ...], tuple[Work, bool] | None] = {}
     ops = dict(enumerate(calls.ops)) if made is None or calls.indices else made  # statistics are by row of all ops
     places = list(ops)
     ids = {places[place]: found for place, found in index_statistics(list(ops.values()), calls.indices).items()}
@@ -110,14 +112,16 @@ def works(
         key = (op.name, shapes, indices.unique if indices else None)
         if key not in known:
             known[key] = _work(op, device, indices, calls.tf32)
-        yield row, *known[key]
+        found = known[key]
+        if found is not None:
+            yield row, *found
 
 
-def _work(op: Op, device: Device, indices: Indices | None, tf32: Tf32) -> tuple[Work, bool]:
-    """What a call has to do, and whether its arithmetic counts."""
+def _work(op: Op, device: Device, indices: Indices | None, tf32: Tf32) -> tuple[Work, bool] | None:
+    """What a call has to do, and whether its arithmetic counts; None where its tensors do not tell."""
     family = family_of(op)
-    if family is None:
-        return work_of(op), False
+    if family is None or family.is_guess(op):
+        return None
     return family.describe(op, context_of(family, device, indices, tf32)).work, family.name in TENSOR_CORE_FAMILIES
 
 

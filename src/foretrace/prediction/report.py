@@ -30,7 +30,7 @@ from foretrace.graph.tables import launched_before, percentiles
 from foretrace.platform.device import Device
 from foretrace.prediction.device_work import SOURCES
 from foretrace.prediction.job import SimulatedJob
-from foretrace.prediction.memory import TOO_LARGE, fullest_rank, job_memory
+from foretrace.prediction.memory import TOO_LARGE, MemoryNeed, fullest_rank, job_memory
 from foretrace.prediction.rank_models import MeasuredRank, PricedRank
 from foretrace.prediction.uncertainty import PERCENTILES, job_uncertainty, sample_count
 from foretrace.simulation.critical_path import critical_path
@@ -52,7 +52,6 @@ def build_report(job: Job, done: SimulatedJob, device: Device | None) -> StepRep
     needs = job_memory(job.graphs, done.ranks, device)
     ranks = _rank_reports(job, graphs, done, collectives, {place: need.allocated for place, need in needs.items()})
     step_ms = timeline.span / 1e3
-    need = fullest_rank(needs)
     report = StepReport(
         source=job.source,
         world=job.world,
@@ -63,13 +62,7 @@ def build_report(job: Job, done: SimulatedJob, device: Device | None) -> StepRep
         kernels=round(float(np.mean([(~launched_before(g.kernels, g.kernels, certain=True)).sum() for g in graphs]))),
         exposed_communication_ms=float(np.mean([rank.communication.exposed_ms for rank in ranks])),
         hidden_communication_ms=float(np.mean([rank.communication.hidden_ms for rank in ranks])),
-        peak_memory_bytes=need.allocated if need else None,
-        reserved_memory_bytes=need.reserved if need else None,
-        memory_by_kind=need.by_kind if need else {},
-        memory_verdict=need.verdict if need else None,
-        memory_margin_bytes=need.margin if need else None,
         memory_bytes=device.memory_bytes if device else 0,
-        fits=None if need is None or need.verdict is None else need.verdict != TOO_LARGE,
         coverage=_coverage(done),
         critical_path_ms=summary.ms,
         critical_path=summary.rows,
@@ -83,17 +76,17 @@ def build_report(job: Job, done: SimulatedJob, device: Device | None) -> StepRep
         by_phase=by_phase(graphs, done.segments),
         by_module=by_module(graphs, done.segments),
     )
+    if (need := fullest_rank(needs)) is not None:
+        _add_memory(report, need)
     if len(graphs) > 1:
-        from foretrace.analysis.stragglers import stragglers
+        from foretrace.analysis.stragglers import gain_without, stragglers
 
         report.stragglers = stragglers(graphs, collectives, step_ms)
+        late = [place for place, graph in enumerate(graphs) if graph.rank in {one.rank for one in report.stragglers}]
+        report.straggler_gain_ms = gain_without(late, tasks, timeline) if late else None
     add_idle(report, done, [(0.0, timeline.span)] * len(graphs))
-    samples = sample_step_ms(done)
+    samples = _centred(sample_step_ms(done), step_ms, measured=isinstance(done.ranks[0], MeasuredRank))
     low, high = percentiles(samples, PERCENTILES)
-    if not low < step_ms < high or isinstance(done.ranks[0], MeasuredRank):
-        # What was measured has its own spread already: samples that draw more of it are all longer.
-        samples = samples * (step_ms / percentiles(samples, [50])[0])
-        low, high = percentiles(samples, PERCENTILES)
     report.low_ms, report.high_ms = min(low, step_ms), max(high, step_ms)
     sources = [rank.sources for rank in done.ranks]
     add_collectives(report, collectives)
@@ -101,6 +94,21 @@ def build_report(job: Job, done: SimulatedJob, device: Device | None) -> StepRep
         tasks, timeline, path, done.graphs, done.segments, device, sources, _kernel_ranges(done), samples, collectives
     )
     return report
+
+
+def _add_memory(report: StepReport, need: MemoryNeed) -> None:
+    """What the fullest rank needs, and whether that is there."""
+    report.peak_memory_bytes, report.reserved_memory_bytes = need.allocated, need.reserved
+    report.memory_by_kind, report.memory_verdict, report.memory_margin_bytes = need.by_kind, need.verdict, need.margin
+    report.fits = None if need.verdict is None else need.verdict != TOO_LARGE
+
+
+def _centred(samples: np.ndarray, step_ms: float, measured: bool) -> np.ndarray:
+    """Samples around the step: what was measured has its own spread already, and samples of more are all longer."""
+    low, high = percentiles(samples, PERCENTILES)
+    if low < step_ms < high and not measured:
+        return samples
+    return np.asarray(samples * (step_ms / percentiles(samples, [50])[0]))
 
 
 def _kernel_ranges(done: SimulatedJob) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -176,9 +184,9 @@ def _rank_reports(
                 device_idle_ms=idle,
                 kernel_ms=float((graph.kernels.end - graph.kernels.start).sum()) / 1e3,
                 host_ms=_host_us(done, position) / 1e3,
-                wait_ms=waits[graph.rank],
+                wait_ms=waits[graph.rank] or 0.0,  # a rank without partners stands for them
                 communication=talk,
-                bubble_ms=max(span - active + talk.exposed_wait_ms, 0.0) if span else 0.0,
+                bubble_ms=max(span - active + (talk.exposed_wait_ms or 0.0), 0.0) if span else 0.0,
                 peak_memory_bytes=peaks.get(position),
             )
         )

@@ -26,6 +26,7 @@ MAX_SAMPLES, MIN_SAMPLES = 300, 20
 SAMPLED_TASKS = 20_000_000
 """Tasks of all samples together: large jobs are sampled less often."""
 PERCENTILES = (10.0, 90.0)
+"""The ends of a range, which holds 80 % of the steps."""
 OF_THE_FAMILY = 0.5
 """Share of a kernel model's variance that all kernels of a family have in common; the rest is that of equal calls."""
 MIN_FOR_SPREAD = 5
