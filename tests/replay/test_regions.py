@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from foretrace.graph import Graph, Op, OpTable, Tensor
+from foretrace.graph import Graph, Op, OpTable, Tensor, Value
 from foretrace.graph.op import COMPILED_REGION
 from foretrace.graph.programs import Program
 from foretrace.replay.generate.choices import Choices
@@ -66,6 +68,49 @@ def test_the_calls_of_a_program_and_what_is_compiled_from_them_compute_the_same(
     torch.testing.assert_close(c, -made)
 
 
+def backward_step() -> Graph:
+    """Two layers' gradients: what was saved for the second is freed before the first's is computed."""
+    first, saved, gradient = (tensor(number, 4, 4) for number in (0, 2, 3))
+    product, positive, result = (tensor(number, 4, 4) for number in range(4, 7))
+    ops = (
+        Op("aten::mm", (gradient, saved), outputs=(product,), overload="default"),
+        Op("aten::relu", (product,), outputs=(positive,), overload="default"),
+        Op("aten::mm", (positive, first), outputs=(result,), overload="default"),
+    )
+    backward = Program((first, saved, gradient), (result,), ops, kind="backward", donated=(1,))
+    weight, kept, seed, made = tensor(10, 4, 4), tensor(11, 4, 4), tensor(12, 4, 4), tensor(13, 4, 4)
+    copied = [Op("aten::clone", (weight,), outputs=(new,), overload="default") for new in (kept, seed)]
+    given: list[Value] = [weight, kept, seed]
+    mark = Op(COMPILED_REGION, (2, 3), {"program": 0, "given": given}, (made,), phase="backward")
+    inside = [Op("aten::mm", (seed, kept), {"out": made}, overload="out"), Op("aten::mm", (made, weight))]
+    inside[1].frees = (kept.storage,)
+    after = Op("aten::neg", (made,), outputs=(tensor(14, 4, 4),), overload="default", frees=(seed.storage,))
+    return Graph(OpTable.of([*copied, mark, *inside, after]), programs=(backward,))
+
+
+def test_a_program_frees_what_was_saved_for_it_when_the_original_did(
+    tmp_path: Path, loaded: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = (write_benchmark(backward_step(), tmp_path / "b", Choices()) / "step.py").read_text()
+    assert "given = [t0, t1, t2]\n    del t1\n    [t3] = region(0, given)" in code and "del t2\n" in code
+    benchmark = loaded(backward_step())
+    multiply, alive = torch.ops.aten.mm.out, list[list[bool]]()
+    held: list[weakref.ref[torch.Tensor]] = []
+
+    class Products(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.ops.aten.clone.default:
+                held.append(weakref.ref(made := func(*args)))
+                return made
+            if func in (multiply, torch.ops.aten.mm.default):
+                alive.append([each() is not None for each in held])
+            return func(*args, **(kwargs or {}))
+
+    with Products():
+        benchmark.source.step(*benchmark.inputs)
+    assert alive == [[True, True], [False, True]]
+
+
 def test_a_program_with_a_call_that_is_not_allowed_is_a_stand_in(tmp_path: Path, loaded: Callable[..., Any]) -> None:
     bad = program()
     bad.ops[1].name = "os::system"
@@ -104,5 +149,5 @@ def test_generated_kernels_are_named_after_the_eager_code(monkeypatch: pytest.Mo
     monkeypatch.setattr(GraphLowering, "codegen", codegen)
     with torch._inductor.config.patch(fx_graph_cache=False):
         run = compiled(names["region_0"], {"given": [given], "kind": "inference", "origins": ["aten::rms_norm"] * 2})
-    torch.testing.assert_close(run(torch.ones(64))[0], torch.full((64,), 2.0).rsqrt())
+    torch.testing.assert_close(run([torch.ones(64)])[0], torch.full((64,), 2.0).rsqrt())
     assert "cpp_fused_rms_norm_0" in sources[0]

@@ -308,7 +308,7 @@ def _pass_variables(made: Sequence[Section], plan: Plan) -> None:
         for call in section.calls:
             ended = [name for name in call.frees if name in scope]
             section.frees.append(ended)
-            for name in ended:
+            for name in (*ended, *(name for name in call.ends if name in scope)):
                 del scope[name]
             inputs.update(dict.fromkeys(name for name in call.variables if name in given))
             scope.update(dict.fromkeys(call.new))

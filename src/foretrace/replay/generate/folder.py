@@ -154,6 +154,7 @@ def regions_json(plan: Plan) -> dict[str, dict[str, Any]]:
             "kind": program.kind,
             "given": [tensor_json(tensor) for tensor in tensors_in(list(program.given))],
             "static": [new for new, place in enumerate(tensors) if place in program.static],
+            "donated": [new for new, place in enumerate(tensors) if place in program.donated],
             "visible": list(program.visible),
             "origins": [safe_name(name) if operator_path(name, "") else "" for name in program.origins],
             "settings": {name: value for name, value in program.settings.items() if safe_name(name) == name},

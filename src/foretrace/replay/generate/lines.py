@@ -120,13 +120,21 @@ class Lines:
         comment = f"{call.number}  {', '.join(made[:MAX_DESCRIBED])}{more}".rstrip()
         results = _results(call.results)
         try:
-            written = f"{self._target(call)}({self._arguments(call)})"
+            target, arguments = self._target(call), self._arguments(call)
+            if call.ends:  # handed over in a list, which the program empties
+                number, _, given = arguments.partition(", ")
+                yield f"given = [{given}]"
+                yield f"del {', '.join(call.ends)}"
+                arguments = f"{number}, given"
+            written = f"{target}({arguments})"
             if call.sized_by_data:
                 self.harness_functions.add("fitted")
                 written = f"fitted({call.number}, {written})"
         except NotWritableError as problem:
             if call.is_side_call:
                 return  # a work that no call issued need not be waited for
+            if call.ends:
+                yield f"del {', '.join(call.ends)}"
             self.stand_ins[call.number] = str(problem)
             self.harness_functions.add("stand_in")
             written = f"stand_in({call.number})"

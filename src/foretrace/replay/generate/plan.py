@@ -49,7 +49,8 @@ class Input:
 class PlanCall:
     """A call of a benchmark: one line of its code.
 
-    ``frees`` are variables deleted right before it. Host times are without profiling overhead.
+    ``frees`` are variables deleted right before it, ``ends`` are those that a compiled program takes over, and
+    frees once it has used them. Host times are without profiling overhead.
     """
 
     number: int
@@ -67,6 +68,7 @@ class PlanCall:
     sized_by_data: bool = False
     """Whether the sizes of its results depend on data, which a benchmark makes up."""
     frees: tuple[Name, ...] = ()
+    ends: tuple[Name, ...] = ()
     phase: str = "other"
     module: str = ""
     stream: int = 0
@@ -221,16 +223,19 @@ class _MemoryTracker:
         self._held: dict[Name | int, int] = {}
         given = [memory for memory in plan.memories if self._counts(memory.device)]
         self._lasting: set[Name | int] = {memory.name for memory in given}
+        self._ended: tuple[Name, ...] = ()
+        """Variables that the call before took over."""
         self.bytes = self.lasting = 0
         for memory in given:
             self._hold(memory.name, memory.nbytes)
 
     def follow(self, call: PlanCall) -> None:
         """Follow what a call frees, resizes and makes."""
-        for place in {self._place.get(name, -1) for name in call.frees}:
+        for place in {self._place.get(name, -1) for name in (*self._ended, *call.frees)}:
             if isinstance(place, int) and place in self._held:
                 self._hold(place, 0)
                 del self._held[place]
+        self._ended = call.ends
         if call.resized is not None:
             name, nbytes = call.resized
             if (place := self._place.get(name, -1)) in self._held:

@@ -46,11 +46,11 @@ def plan_of(graph: Graph, selection: Selection | None = None, original: Graph | 
         ops, groups = tidied.ops, tidied.groups
         notes += tidied.notes
     measured = graph if original is None else original
-    ops, parts = fold(ops, graph.programs)
+    ops, parts, ended = fold(ops, graph.programs)
     chosen = select(ops, selection or Selection())
     whole = len(chosen) == len(ops)
     variables = Variables(graph.storages, sparse_parts(ops))
-    calls = _repeatable(_calls_of(ops, chosen, variables), variables.inputs)
+    calls = _repeatable(_calls_of(ops, chosen, variables, ended), variables.inputs)
     tail_us, unowned_us = _timed(calls, measured, ops, parts)
     used = {call.args[0] for call in calls if call.name == COMPILED_PROGRAM}
     programs = {number: program for number, program in enumerate(graph.programs) if number in used}
@@ -99,8 +99,13 @@ def _timed(
     return schedule.tail_us, float((measured.kernels.end - measured.kernels.start).sum() - device.sum())
 
 
-def _calls_of(ops: Sequence[Op], chosen: Sequence[int], variables: Variables) -> list[PlanCall]:
-    """The chosen calls with variables for tensors; what others free is freed before the next chosen call."""
+def _calls_of(
+    ops: Sequence[Op], chosen: Sequence[int], variables: Variables, within: Sequence[tuple[int, ...]]
+) -> list[PlanCall]:
+    """The chosen calls with variables for tensors; what others free is freed before the next chosen call.
+
+    ``within`` are the storages that each call frees before it ends.
+    """
     calls: list[PlanCall] = []
     pending: list[int] = []
     ended: list[Name] = []
@@ -109,10 +114,12 @@ def _calls_of(ops: Sequence[Op], chosen: Sequence[int], variables: Variables) ->
     for number, op in enumerate(ops):
         pending += op.frees
         if number not in taken:
+            pending += within[number]
             continue
         frees = list(dict.fromkeys([*variables.free(pending), *ended]))  # a sparse tensor may be among both
         pending, ended = [], []
         calls += _call(number, op, frees, variables)
+        calls[-1].ends = tuple(variables.free(within[number]))
         ended += variables.end(last_use.get(number, ()))
     return calls
 

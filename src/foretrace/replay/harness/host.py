@@ -189,8 +189,10 @@ def resume() -> None:
 
 
 def region(number: int, *args: Any) -> Any:
-    """Call a compiled program."""
-    return runtime.regions[number](*args)
+    """Call a compiled program; what it is given in a list instead, it frees once it has used it."""
+    given = args[0] if len(args) == 1 and isinstance(args[0], list) else list(args)
+    del args
+    return runtime.regions[number](given)
 
 
 def stand_in(number: int) -> Any:

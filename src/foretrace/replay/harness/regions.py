@@ -8,8 +8,9 @@ be, its calls run one by one.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -39,7 +40,7 @@ def load_regions(path: Path, facts: dict[str, Any], kind: str, eager: bool) -> d
             if f"region({int(number)}," in read_text(path.with_name("step.py")):
                 raise BenchmarkError(f"{short_path(path)} has no region_{number}; {WRITE_AGAIN}")
             continue
-        made[int(number)] = function
+        made[int(number)] = partial(_called, function)
         if eager or kind == "meta":
             continue
         try:
@@ -64,8 +65,9 @@ def _programs(count: int) -> str:
 def compiled(function: Function, facts: dict[str, Any]) -> Function:
     """A function of plain calls as a program that TorchInductor generates.
 
-    ``facts`` has its tensors as ``given``, and how the original was compiled.
+    ``facts`` has its tensors as ``given``, and how the original was compiled. The program takes a list, and empties it.
     """
+    from torch._guards import TracingContext, tracing
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -82,10 +84,19 @@ def compiled(function: Function, facts: dict[str, Any]) -> Function:
     known = config.get_config_copy()
     settings = {name: value for name, value in facts.get("settings", {}).items() if name in known}
     settings |= {"triton.cudagraphs": False} if "triton.cudagraphs" in known else {}
+    context = TracingContext(mode)
+    context.fw_metadata = SimpleNamespace(bw_donated_idxs=list(facts.get("donated", ())))
     kind = {"is_backward": facts["kind"] == "backward", "is_inference": facts["kind"] == "inference"}
-    with config.patch(settings), torch.no_grad():
-        made = compile_fx_inner(module, fakes, static_input_idxs=list(facts.get("static", ())), **kind)
-    return lambda *args: made(list(args))
+    with config.patch(settings), torch.no_grad(), tracing(context):
+        made: Function = compile_fx_inner(module, fakes, static_input_idxs=list(facts.get("static", ())), **kind)
+    return made
+
+
+def _called(function: Function, given: list[Any]) -> Any:
+    """The calls of a program, one by one."""
+    arguments = tuple(given)
+    given.clear()
+    return function(*arguments)
 
 
 def traced(function: Function, origins: Any = ()) -> torch.fx.GraphModule:
