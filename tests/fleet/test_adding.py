@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from foretrace.errors import ForetraceError
-from foretrace.fleet.adding import Task, add_recordings, find_recordings, reduce_task
+from foretrace.fleet.adding import Task, add_recordings, reduce_task
+from foretrace.fleet.recordings import find_recordings
 from foretrace.fleet.store import INDEX, Store
 from tests.processes import started, wait_until
 

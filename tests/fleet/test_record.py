@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from foretrace.api import load, observe, predict
 from foretrace.fleet.adding import reduce_recording
 from foretrace.fleet.record import packed_call, unpacked_call
 from foretrace.fleet.reduction import reduce_step
+from foretrace.fleet.response import StepResponse
 from foretrace.fleet.store import arrow, from_table, to_table
 from foretrace.graph import Op, Tensor
 
@@ -49,9 +51,7 @@ def test_the_step_is_the_unprofiled_one_where_it_was_timed(record):
 
 
 def test_its_response_has_the_length_of_its_step(record):
-    from foretrace.fleet.whatif import response_of
-
-    assert response_of(record).ms() == pytest.approx(record.step_ms, rel=1e-3)
+    assert StepResponse(np.array(record.response)).ms() == pytest.approx(record.step_ms, rel=1e-3)
 
 
 def test_a_step_without_times_is_predicted_and_says_so():

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from foretrace.errors import ForetraceError
-from foretrace.fleet.stragglers import COLUMNS, find_stragglers
+from foretrace.fleet.span_log import COLUMNS
+from foretrace.fleet.stragglers import find_stragglers
 
 
 def log(path: Path, slow: dict[tuple[int, int], float], steps: int = 3) -> Path:

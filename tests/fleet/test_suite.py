@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.lib.suite_methods import METHODS
 from foretrace.errors import ForetraceError
 from foretrace.fleet.adding import add_recordings
 from foretrace.fleet.mix import FAMILY, mix_of
 from foretrace.fleet.record import KernelGroup, NamedMs, StepRecord
-from foretrace.fleet.selection import METHODS, choose, exchange, largest_error, weights_of
+from foretrace.fleet.selection import choose, exchange, largest_error, weights_of
 from foretrace.fleet.store import Store, to_table
 from foretrace.fleet.suite import find_drift, make_suite, parse_budget
 from foretrace.replay import Choices

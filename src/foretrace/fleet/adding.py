@@ -1,49 +1,37 @@
-"""Adding recordings to a store: found in folders and object stores, reduced in parallel, skipped where known."""
+"""Adding recordings to a store: reduced in parallel, skipped where they are known."""
 
 from __future__ import annotations
 
 import gc
-import hashlib
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from foretrace._progress import OnProgress, Progress
+from foretrace.analysis.report import NotebookDocument
 from foretrace.api import DEFAULT_PLATFORM, load, observe, predict
 from foretrace.errors import ForetraceError
 from foretrace.fleet.labels import HOURS, NAMED, Labels, check_agree, labelled, labels_for, unmatched
 from foretrace.fleet.record import StepRecord
+from foretrace.fleet.recordings import Found, content_id, files_of, find_recordings, local_copy
 from foretrace.fleet.reduction import reduce_step
 from foretrace.fleet.store import ORIGINALS, Store, from_table
-from foretrace.formats.load import SUFFIXES
 from foretrace.output import atomic_folder
-from foretrace.processes import map_in_processes, temporary_folder
-from foretrace.record.folder import is_recording
-from foretrace.whatif.workers import connect_ray
+from foretrace.processes import map_in_processes
+from foretrace.whatif.workers import ray_cluster
 
 PART_RECORDS = 64
 """Records that are written at once: what a killed process loses at most, for each of those that work for it."""
 PER_TASK = 8
 """Recordings that a worker is given at once."""
-REMOTE = "://"
 
 
-class Found(NamedTuple):
-    """A recording that was found."""
-
-    path: str
-    """A file or folder, or its address in an object store."""
-    name: str
-    stamp: str
-    """Hash of names, sizes and times of its files."""
-
-
-class Broken(NamedTuple):
+@dataclass(frozen=True, order=True)
+class Broken:
     """A recording that could not be read."""
 
     path: str
@@ -63,7 +51,7 @@ class Task(NamedTuple):
 
 
 @dataclass
-class Added:
+class Added(NotebookDocument):
     """What `fleet add` did."""
 
     store: str
@@ -73,13 +61,6 @@ class Added:
     relabelled: int = 0
     broken: list[Broken] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields of ``foretrace fleet add --json``."""
-        return {
-            "store": self.store, "added": self.added, "there": self.there, "relabelled": self.relabelled,
-            "broken": [one._asdict() for one in self.broken], "notes": self.notes,
-        }  # fmt: skip
 
 
 def add_recordings(
@@ -150,58 +131,6 @@ def _names(found: Sequence[Found]) -> list[str]:
     return [name for one in found for name in (one.path, one.name)]
 
 
-def find_recordings(path: str, store: Path | None = None) -> Iterator[Found]:
-    """The recordings at a path: itself, or all in a folder and the folders inside it.
-
-    A folder that holds traces is one recording, of several ranks where it has several files.
-    """
-    if REMOTE in path:
-        yield from _remote_recordings(path)
-        return
-    place = Path(path)
-    if not os.path.lexists(place):
-        raise ForetraceError(f"{path} does not exist", "Check the path.")
-    if place.is_file() or is_recording(place) or _holds_traces(place):
-        yield Found(str(place.absolute()), place.name or place.absolute().name, _stamp(place))
-        return
-    for inner in sorted(place.iterdir()):
-        if inner.is_dir() and not inner.name.startswith(".") and inner != store:
-            yield from find_recordings(str(inner), store)
-
-
-def _holds_traces(folder: Path) -> bool:
-    """Whether a folder holds traces itself, or only folders of its ranks."""
-    inside = [one for one in folder.iterdir() if not one.name.startswith(".")]
-    if any(one.name.lower().endswith(SUFFIXES) and one.is_file() for one in inside):
-        return True
-    folders = [one for one in inside if one.is_dir()]
-    return bool(folders) and all(one.name.startswith("rank") for one in folders)
-
-
-def _files(place: Path) -> list[Path]:
-    """What a recording is made of."""
-    return [place] if place.is_file() else sorted(one for one in place.rglob("*") if one.is_file())
-
-
-def _stamp(place: Path) -> str:
-    seen = hashlib.blake2b(digest_size=12)
-    for file in _files(place):
-        about = file.stat()
-        seen.update(f"{file.relative_to(place)} {about.st_size} {about.st_mtime_ns}\n".encode())
-    return seen.hexdigest()
-
-
-def content_id(place: Path) -> str:
-    """The hash of a recording's files and of their names in it, wherever it lies."""
-    seen = hashlib.blake2b(digest_size=16)
-    for file in _files(place):
-        seen.update(f"{file.relative_to(place) if place.is_dir() else ''} {file.stat().st_size}\n".encode())
-        with file.open("rb") as content:
-            while chunk := content.read(1 << 20):
-                seen.update(chunk)
-    return seen.hexdigest()
-
-
 def _not_there(
     store: Store, found: Sequence[Found], given: Mapping[str, Labels], relabel: bool, done: Added
 ) -> list[Found]:
@@ -264,12 +193,9 @@ def _reduced(tasks: Sequence[Task], workers: int | None, ray: str | None) -> Ite
 
 
 def _reduced_on_ray(tasks: Sequence[Task], workers: int | None, address: str) -> Iterator[list[Result]]:
-    ray = connect_ray(address)
-    try:
-        cores = int(ray.cluster_resources().get("CPU", 1))
-        work = ray.remote(num_cpus=1, max_retries=3)(reduce_task)
-        count, pending, rest = min(workers or cores, cores), [], iter(tasks)
-        for task in rest:
+    with ray_cluster(address, workers) as (ray, count):
+        work, pending = ray.remote(num_cpus=1, max_retries=3)(reduce_task), []
+        for task in tasks:
             pending.append(work.remote(task))
             if len(pending) >= 2 * count:
                 ready, pending = ray.wait(pending)
@@ -277,8 +203,6 @@ def _reduced_on_ray(tasks: Sequence[Task], workers: int | None, address: str) ->
         while pending:
             ready, pending = ray.wait(pending)
             yield from ray.get(ready)
-    finally:
-        ray.shutdown()
 
 
 def reduce_task(task: Task) -> list[Result]:
@@ -290,7 +214,7 @@ def reduce_task(task: Task) -> list[Result]:
 
 def _reduce_one(found: Found, task: Task) -> StepRecord | Broken | None:
     try:
-        with _local(found.path) as place:
+        with local_copy(found.path) as place:
             number = content_id(place)
             if number in task.known:
                 return None
@@ -315,63 +239,7 @@ def _copy(place: Path, target: Path) -> None:
     if target.exists():
         return
     with atomic_folder(target) as folder:
-        for file in _files(place):
+        for file in files_of(place):
             inside = file.name if place.is_file() else file.relative_to(place)
             (folder / inside).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, folder / inside)
-
-
-def _remote(url: str) -> tuple[Any, str]:
-    """The file system of an address, and the path there."""
-    try:
-        import fsspec
-    except ImportError:
-        raise ForetraceError(
-            f"{url} is in an object store, which needs fsspec", "pip install fsspec, and the package for that store."
-        ) from None
-    try:
-        system, path = fsspec.core.url_to_fs(url)
-    except (ImportError, ValueError) as error:
-        raise ForetraceError(f"{url} can't be opened ({error})", "Install what fsspec asks for.") from None
-    return system, path
-
-
-def _remote_recordings(url: str) -> Iterator[Found]:
-    """Recordings of an object store: folders with a job.json, and other folders with traces."""
-    system, root = _remote(url)
-    scheme = url.partition(REMOTE)[0]
-    try:
-        files: dict[str, Any] = system.find(root, detail=True)
-    except OSError as error:
-        raise ForetraceError(f"{url} can't be listed ({error})", "Check the address and your credentials.") from None
-    if not files:
-        raise ForetraceError(f"{url} does not exist", "Check the address.")
-    recordings = {path.rpartition("/")[0] for path in files if path.rpartition("/")[2] == "job.json"}
-    inside: dict[str, list[str]] = {}
-    for path in sorted(files):
-        owner = next((one for one in recordings if path.startswith(f"{one}/")), None)
-        if owner is None and path.lower().endswith(SUFFIXES):
-            owner = path if path == root else path.rpartition("/")[0]
-        if owner is not None:
-            inside.setdefault(owner, []).append(path)
-    for owner, members in inside.items():
-        seen = hashlib.blake2b(digest_size=12)
-        for path in members:
-            about = files[path]
-            change = next((about[key] for key in ("etag", "ETag", "mtime", "LastModified") if about.get(key)), "")
-            seen.update(f"{path} {about.get('size')} {change}\n".encode())
-        address = owner if scheme == "file" else owner.lstrip("/")
-        yield Found(f"{scheme}{REMOTE}{address}", Path(owner).name, seen.hexdigest())
-
-
-@contextmanager
-def _local(path: str) -> Iterator[Path]:
-    """A recording as files of this machine: those that it is, or copies of an object store's."""
-    if REMOTE not in path:
-        yield Path(path)
-        return
-    system, there = _remote(path)
-    with temporary_folder() as folder:
-        place = folder / Path(there).name
-        system.get(there, str(place), recursive=True)
-        yield place

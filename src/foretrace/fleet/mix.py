@@ -10,7 +10,7 @@ import numpy as np
 
 from foretrace.fleet.labels import HOURS
 from foretrace.fleet.response import COMPONENTS, SETTINGS, component_factors
-from foretrace.fleet.store import Flat, Store
+from foretrace.fleet.store import Flat, Store, hours_of
 from foretrace.graph.tables import Floats
 
 if TYPE_CHECKING:
@@ -112,8 +112,7 @@ def mix_of(table: pa.Table) -> Mix:
     count = table.num_rows
     step = np.maximum(table.column("step_ms").to_numpy(), 1e-9)
     active = np.clip(table.column("active_ms").to_numpy() / step, 0.0, 1.0)
-    hours = table.column(HOURS).to_numpy().astype(np.float64)
-    hours = np.where(np.isfinite(hours), hours, 1.0)
+    hours = hours_of(table)
     kernels, collectives = Flat(table, "kernels"), Flat(table, "collectives")
     share = _shares(kernels.row, kernels["ms"], active)
     talk = (collectives["transfer_ms"] + collectives["wait_ms"]) / step[collectives.row]

@@ -34,6 +34,7 @@ from foretrace.simulation.task_graph import TaskGraph
 RANGES = 4
 """Ranges of calls that a step is cut into, each with as much device time."""
 MAX_MODULES = 6
+"""Modules that are parts: the largest, since each is simulated alone in several settings."""
 SMALLEST, LARGEST = 0.05, 0.95
 """Shares of the device time that a part has: less is not worth a benchmark, more is the whole step."""
 SHORTEST_MS = 0.5

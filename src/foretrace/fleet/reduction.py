@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 import numpy as np
 
 from foretrace.analysis.breakdown import NO_OP, kernel_family
-from foretrace.analysis.report import StepReport, bound_by
+from foretrace.analysis.report import StepReport, Workings, bound_by
 from foretrace.cost_models.kernels.roofline import Work
 from foretrace.errors import ForetraceError
 from foretrace.fleet.parts import parts_of
@@ -32,6 +32,7 @@ MAX_CALLS, CALL_CHARACTERS = 32, 400
 PRICED_SHARE = 0.98
 """Share of the device time that whole calls are kept for."""
 MAX_HOST_OPS = 16
+"""Ops with most host time: by them the hosts of recordings are compared."""
 REST = "(others)"
 COMPILED = ("triton_", *GENERATED_KERNELS)
 FIRST_CLOCK_NS = 1_400_000_000_000_000_000
@@ -60,15 +61,12 @@ def reduce_step(report: StepReport, job: Job) -> StepRecord:
     response = _to_length(response.with_host(host), step_ms)
     weights = [rank.stands_for for rank in report.ranks] or [1] * len(graphs)
     kernels, group = _groups(graphs, weights, device)
-    idle_ms = max(step_ms - report.device_active_ms, 0.0) if report.device_active_ms else 0.0
-    shrunk = idle_ms / report.device_idle_ms if report.device_idle_ms else 0.0
-    idle = {cause: ms * shrunk for cause, ms in report.idle_causes.items() if ms > 0}
-    total = sum(group.ms for group in kernels)
-    peak_ms = sum(group.least_ms for group in kernels if group.gflop)
-    balanced = balanced_ms(workings)
+    kernel_ms = sum(group.ms for group in kernels)
+    active_ms = report.device_active_ms
+    idle_ms, idle = _idle(report, step_ms)
     fused_ms, fused_launches = _fusible(graphs[0])
     memory_bytes = (report.unprofiled.peak_memory_bytes if report.unprofiled else None) or report.peak_memory_bytes or 0
-    busy = min(report.device_active_ms / total, 1.0) if total else 1.0
+    busy = min(active_ms / kernel_ms, 1.0) if kernel_ms else 1.0
     return StepRecord(
         made=_made(job),
         measured=not report.predicted,
@@ -77,21 +75,19 @@ def reduce_step(report: StepReport, job: Job) -> StepRecord:
         world=report.world,
         dtype=_largest((group.dtype, group.ms) for group in kernels if group.dtype),
         step_ms=step_ms,
-        active_ms=report.device_active_ms,
+        active_ms=active_ms,
         idle_ms=idle_ms,
-        kernel_ms=total,
-        bound=(bound_by(step_ms, idle_ms, idle) or "") if report.device_active_ms else "",
+        kernel_ms=kernel_ms,
+        bound=(bound_by(step_ms, idle_ms, idle) or "") if active_ms else "",
         exposed_ms=report.exposed_communication_ms,
         hidden_ms=report.hidden_communication_ms,
-        wait_ms=float(np.mean([rank.wait_ms for rank in report.ranks])) if report.ranks else 0.0,
-        balanced_ms=0.0 if balanced is None or not report.step_ms else step_ms * min(balanced / _span(report), 1.0),
+        wait_ms=float(np.mean([rank.wait_ms or 0.0 for rank in report.ranks])) if report.ranks else 0.0,
+        balanced_ms=_balanced_ms(report, workings, step_ms),
         memory_bytes=memory_bytes,
         tflop=sum(group.gflop for group in kernels) / 1e3,
-        mfu=peak_ms / step_ms if step_ms else 0.0,
-        gbps=sum(group.mbytes for group in kernels) / report.device_active_ms if report.device_active_ms else 0.0,
-        compiled=sum(g.ms for g in kernels if g.family == "compiled" or g.op.startswith(COMPILED)) / total
-        if total
-        else 0.0,
+        mfu=sum(group.least_ms for group in kernels if group.gflop) / step_ms if step_ms else 0.0,
+        gbps=sum(group.mbytes for group in kernels) / active_ms if active_ms else 0.0,
+        compiled=sum(group.ms for group in kernels if _is_compiled(group)) / kernel_ms if kernel_ms else 0.0,
         launches=sum(group.count for group in kernels),
         fused_ms=fused_ms,
         fused_launches=fused_launches,
@@ -99,11 +95,7 @@ def reduce_step(report: StepReport, job: Job) -> StepRecord:
         collectives=_collective_groups(report),
         idle=_named(idle),
         overheads=[NamedMs(name, row.ms * host, row.count) for name, row in report.overheads.items()],
-        host_ops=[
-            NamedMs(row.name, row.host_ms * host, row.count)
-            for row in sorted(report.by_op, key=lambda row: -row.host_ms)[:MAX_HOST_OPS]
-            if row.host_ms
-        ],
+        host_ops=_host_ops(report, host),
         path=_named(_by_kind(report)),
         response=[list(map(float, row)) for row in response.paths],
         parts=parts_of(workings, group, host, busy, memory_bytes) if report.world == 1 else [],
@@ -111,8 +103,31 @@ def reduce_step(report: StepReport, job: Job) -> StepRecord:
     )
 
 
-def _span(report: StepReport) -> float:
-    return report.workings.timeline.span / 1e3 if report.workings and report.workings.timeline.span else 1.0
+def _idle(report: StepReport, step_ms: float) -> tuple[float, dict[str, float]]:
+    """What the device idles in a step of this length, and by cause: each as much shorter as all of it."""
+    if not report.device_active_ms:
+        return 0.0, {}
+    idle_ms = max(step_ms - report.device_active_ms, 0.0)
+    shrunk = idle_ms / report.device_idle_ms if report.device_idle_ms else 0.0
+    return idle_ms, {cause: ms * shrunk for cause, ms in report.idle_causes.items() if ms > 0}
+
+
+def _balanced_ms(report: StepReport, workings: Workings, step_ms: float) -> float:
+    """The step if all ranks were equally fast; 0 for one rank."""
+    balanced = balanced_ms(workings)
+    if balanced is None or not report.step_ms:
+        return 0.0
+    return step_ms * min(balanced / (workings.timeline.span / 1e3 or 1.0), 1.0)
+
+
+def _is_compiled(group: KernelGroup) -> bool:
+    return group.family == "compiled" or group.op.startswith(COMPILED)
+
+
+def _host_ops(report: StepReport, host: float) -> list[NamedMs]:
+    """The ops with most host time, as they take on a host that is not profiled."""
+    largest = sorted(report.by_op, key=lambda row: -row.host_ms)[:MAX_HOST_OPS]
+    return [NamedMs(row.name, row.host_ms * host, row.count) for row in largest if row.host_ms]
 
 
 def _to_length(response: StepResponse, step_ms: float) -> StepResponse:
@@ -155,8 +170,8 @@ def _collective_groups(report: StepReport) -> list[CollectiveGroup]:
     for row in report.collectives:
         into = sums[row.kind, _log2(row.nbytes)]
         into[0] += row.count
-        into[1] += row.total_transfer_ms
-        into[2] += row.wait_ms / ranks
+        into[1] += row.total_transfer_ms or 0.0
+        into[2] += (row.wait_ms or 0.0) / ranks
     return [CollectiveGroup(kind, size, int(n), ms, wait) for (kind, size), (n, ms, wait) in sorted(sums.items())]
 
 

@@ -1,13 +1,10 @@
 """Choosing few recordings, with weights, whose mix is that of a fleet.
 
-`choose` is what suites use: recordings are exchanged one by one as long as that brings the weighted mix closer to the
-fleet's, starting from a greedy choice and again from where that ends (an iterated local search). The others are the
-literature's, to compare it with.
+Recordings are exchanged one by one as long as that brings the weighted mix closer to the fleet's, starting from a
+greedy choice and again from where that ends (an iterated local search).
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import numpy as np
 
@@ -15,6 +12,7 @@ from foretrace.fleet.mix import FAMILY, STEERING, Mix
 from foretrace.graph.tables import Floats
 
 MAX_PASSES, POLISHES = 30, 4
+"""Rounds of exchanges by least squares, and of those that are weighed exactly: they end by themselves before."""
 RESTARTS, LEAVE, GOOD = 40, 2, 5e-3
 """New starts, the part of the members that leaves for one, and what is left of errors that none is made for."""
 LARGEST = 0.5
@@ -35,14 +33,14 @@ Choice = tuple[list[int], Floats]
 """Places of recordings, and the hours that each stands for."""
 
 
-def choose(mix: Mix, size: int, kept: list[int] | None = None, restarts: int = RESTARTS) -> Choice:
-    """Recordings and their weights: a greedy choice, improved by exchanges. ``kept`` are where it starts from.
+def choose(mix: Mix, size: int, start: list[int] | None = None, restarts: int = RESTARTS) -> Choice:
+    """Recordings and their weights: a greedy choice, improved by exchanges. ``start`` are chosen already.
 
     Where exchanges end, some members are exchanged for others that are drawn, and it goes on from there; what is best
     stays. The draws are the same each time.
     """
-    problem, draw = _Problem(mix), np.random.default_rng(0)
-    best = problem.improved(problem.completed(list(kept or []), size))
+    problem, draw = _MixFit(mix), np.random.default_rng(0)
+    best = problem.improved(problem.completed(list(start or []), size))
     error = problem.weighed(best)[1]
     for _ in range(restarts):
         if error < GOOD or len(best) == len(mix.ids) or len(best) < 3:
@@ -54,10 +52,10 @@ def choose(mix: Mix, size: int, kept: list[int] | None = None, restarts: int = R
     return sorted(best), problem.weights(sorted(best))
 
 
-def choose_with_parts(mix: Mix, size: int, kept: list[int] | None = None) -> Choice:
+def choose_with_parts(mix: Mix, size: int) -> Choice:
     """Whole recordings, where they have the fleet's mix; else also parts of recordings, as far as these help."""
     whole = mix.without_parts()
-    chosen, weights = choose(whole, size, [one for one in kept or [] if one < mix.whole])
+    chosen, weights = choose(whole, size)
     if len(whole.ids) == len(mix.ids) or largest_error(mix, chosen, weights) < ENOUGH:
         return chosen, weights
     return min(
@@ -65,14 +63,23 @@ def choose_with_parts(mix: Mix, size: int, kept: list[int] | None = None) -> Cho
     )
 
 
-class _Problem:
+def figures_to_fit(mix: Mix) -> Floats:
+    """What recordings are chosen by: the figures of each in an hour, relative to the fleet's."""
+    return np.asarray(mix.per_hour * _relative(mix))
+
+
+def _relative(mix: Mix) -> Floats:
+    """The factor of each figure: one over the fleet's, less for those that only steer."""
+    return np.asarray(np.where(mix.stated, 1.0, STEERING) / mix.scale(mix.target))
+
+
+class _MixFit:
     """Least squares of a mix, each figure relative to the fleet's, with weights that are not negative."""
 
     def __init__(self, mix: Mix) -> None:
-        wanted = mix.target
-        factor = np.where(mix.stated, 1.0, STEERING) / mix.scale(wanted)
+        wanted, factor = mix.target, _relative(mix)
         self.mix, self.wanted, self.whole_count = mix, wanted, mix.whole
-        self.rows: Floats = mix.per_hour * factor
+        self.rows = figures_to_fit(mix)
         self.goal: Floats = wanted * factor
         self.gram: Floats = np.einsum("ij,ij->i", self.rows, self.rows)
         self.toward: Floats = self.rows @ self.goal
@@ -155,15 +162,13 @@ class _Problem:
         gain = np.maximum(rows @ residual, 0.0) ** 2 / np.maximum(gram, 1e-12)
         return [int(place) for place in free[np.argsort(-gain, kind="stable")[:most]]]
 
-    def exchanged(self, chosen: list[int], most: int | None = None) -> list[int]:
-        """Recordings exchanged for others as long as that reduces the error; of at most so many."""
-        best, before = self.error(chosen), set(chosen)
+    def exchanged(self, chosen: list[int]) -> list[int]:
+        """Recordings exchanged for others as long as that reduces the error."""
+        best = self.error(chosen)
         for _ in range(MAX_PASSES):
             improved = False
             for place in list(chosen):
                 rest = [other for other in chosen if other != place]
-                if most is not None and place in before and len(before - set(rest)) > most:
-                    continue
                 new = self.best_addition(rest)
                 error = self.error([*rest, new])
                 if error < best * (1 - 1e-6):
@@ -239,7 +244,7 @@ class _Problem:
 
 def weights_of(mix: Mix, chosen: list[int]) -> Floats:
     """The best weights of recordings that are chosen already."""
-    return _Problem(mix).weights(chosen)
+    return _MixFit(mix).weights(chosen)
 
 
 def largest_error(mix: Mix, chosen: list[int], weights: Floats) -> float:
@@ -253,7 +258,7 @@ def exchange(mix: Mix, chosen: list[int], within: float, most: int) -> list[int]
 
     First none, with new weights; then one after the other, each the one that helps most.
     """
-    problem, now = _Problem(mix), list(chosen)
+    problem, now = _MixFit(mix), list(chosen)
     best, error = now, largest_error(mix, sorted(now), problem.weights(sorted(now)))
     for _ in range(most):
         if error <= within:
@@ -271,110 +276,3 @@ def exchange(mix: Mix, chosen: list[int], within: float, most: int) -> list[int]
         if found < error:
             best, error = now, found
     return sorted(best)
-
-
-def top_by_hours(mix: Mix, size: int) -> Choice:
-    """The recordings with most hours, as heavy as all."""
-    chosen = sorted(np.argsort(-mix.hours, kind="stable")[:size].tolist())
-    return chosen, mix.hours[chosen] * (mix.hours.sum() / mix.hours[chosen].sum())
-
-
-def at_random(mix: Mix, size: int, seed: int = 0) -> Choice:
-    """Recordings drawn by their hours, each as heavy as the others."""
-    drawn = np.random.default_rng(seed).choice(
-        len(mix.ids), min(size, len(mix.ids)), replace=False, p=mix.hours / mix.hours.sum()
-    )
-    return sorted(drawn.tolist()), np.full(len(drawn), mix.hours.sum() / len(drawn))
-
-
-def stratified(mix: Mix, size: int) -> Choice:
-    """The largest recording of each stratum, weighted by its hours: strata are the families with most device time."""
-    family = mix.per_hour[:, mix.places(FAMILY)].argmax(axis=1)
-    strata = sorted(set(family.tolist()), key=lambda one: -mix.hours[family == one].sum())
-    chosen: list[int] = []
-    for turn in range(size):
-        for one in strata:
-            inside = np.flatnonzero(family == one)
-            inside = inside[np.argsort(-mix.hours[inside], kind="stable")]
-            if turn < len(inside) and len(chosen) < size:
-                chosen.append(int(inside[turn]))
-    weights = np.array(
-        [
-            mix.hours[family == family[one]].sum() / sum(family[other] == family[one] for other in chosen)
-            for one in chosen
-        ]
-    )
-    return chosen, weights * mix.hours.sum() / weights.sum()
-
-
-def k_medoids(mix: Mix, size: int) -> Choice:
-    """Medoids of clusters of the mixes, each as heavy as its cluster: alternating assignment and update."""
-    rows = _Problem(mix).rows
-    chosen = [int(np.argmax(mix.hours))]
-    distance = ((rows - rows[chosen[0]]) ** 2).sum(axis=1)
-    while len(chosen) < min(size, len(rows)):
-        chosen.append(int(np.argmax(distance * mix.hours)))
-        distance = np.minimum(distance, ((rows - rows[chosen[-1]]) ** 2).sum(axis=1))
-    for _ in range(MAX_PASSES):
-        apart = ((rows[:, None] - rows[chosen][None]) ** 2).sum(axis=2)
-        owner, before = apart.argmin(axis=1), list(chosen)
-        for number in range(len(chosen)):
-            inside = np.flatnonzero(owner == number)
-            if len(inside):
-                centre = (rows[inside] * mix.hours[inside, None]).sum(axis=0) / mix.hours[inside].sum()
-                chosen[number] = int(inside[((rows[inside] - centre) ** 2).sum(axis=1).argmin()])
-        if chosen == before:
-            break
-    return chosen, np.bincount(owner, mix.hours, len(chosen)).astype(np.float64)
-
-
-def facility_location(mix: Mix, size: int) -> Choice:
-    """Recordings that are nearest to all others, weighted by hours, chosen greedily; each as heavy as those near it."""
-    rows = _Problem(mix).rows
-    apart = np.sqrt(((rows[:, None] - rows[None]) ** 2).sum(axis=2))
-    nearest, chosen = np.full(len(rows), np.inf), list[int]()
-    for _ in range(min(size, len(rows))):
-        cost = (np.minimum(apart, np.minimum(nearest, apart.max())[:, None]) * mix.hours[:, None]).sum(axis=0)
-        cost[chosen] = np.inf
-        chosen.append(int(cost.argmin()))
-        nearest = np.minimum(nearest, apart[:, chosen[-1]])
-    return chosen, np.bincount(apart[:, chosen].argmin(axis=1), mix.hours, len(chosen)).astype(np.float64)
-
-
-def integer_program(mix: Mix, size: int, seconds: float = 60.0) -> Choice:
-    """Recordings and weights with the least sum of errors of the stated figures, by HiGHS within a time limit."""
-    from scipy.optimize import Bounds, LinearConstraint, milp
-
-    stated, wanted = mix.stated, mix.target
-    scale = mix.scale(wanted)[stated]
-    rows, goal = (mix.per_hour[:, stated] / scale).T, wanted[stated] / scale
-    count, figures, most = len(mix.ids), len(goal), float(mix.hours.sum())
-    zeros, eye = np.zeros((figures, count)), np.eye(figures)
-    matrix = np.block([[rows, zeros, -eye], [-rows, zeros, -eye]])
-    limits = [LinearConstraint(matrix, -np.inf, np.concatenate([goal, -goal]))]
-    limits.append(LinearConstraint(np.block([np.eye(count), -most * np.eye(count), zeros.T]), -np.inf, 0.0))
-    limits.append(LinearConstraint(np.concatenate([np.zeros(count), np.ones(count), np.zeros(figures)]), 0, size))
-    upper = np.concatenate([np.full(count, most), np.ones(count), np.full(figures, np.inf)])
-    done = milp(
-        np.concatenate([np.zeros(2 * count), np.ones(figures)]),
-        integrality=np.concatenate([np.zeros(count), np.ones(count), np.zeros(figures)]),
-        bounds=Bounds(0, upper),
-        constraints=limits,
-        options={"time_limit": seconds, "mip_rel_gap": 0.01},
-    )
-    if done.x is None:
-        return top_by_hours(mix, size)
-    chosen = np.flatnonzero(done.x[count : 2 * count] > 0.5).tolist()
-    return chosen, np.asarray(done.x[chosen])
-
-
-METHODS: dict[str, Callable[[Mix, int], Choice]] = {
-    "exchange": choose_with_parts,
-    "integer program": lambda mix, size: integer_program(mix.without_parts(), size),
-    "k-medoids": lambda mix, size: k_medoids(mix.without_parts(), size),
-    "facility location": lambda mix, size: facility_location(mix.without_parts(), size),
-    "stratified": lambda mix, size: stratified(mix.without_parts(), size),
-    "top by hours": lambda mix, size: top_by_hours(mix.without_parts(), size),
-    "random": lambda mix, size: at_random(mix.without_parts(), size),
-}
-"""What the claim on suites compares."""

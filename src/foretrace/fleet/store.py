@@ -25,7 +25,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from foretrace.errors import ForetraceError
+from foretrace.fleet.labels import HOURS
 from foretrace.fleet.record import StepRecord
+from foretrace.graph.tables import Floats
 from foretrace.output import atomic_write, os_reason
 
 if TYPE_CHECKING:
@@ -177,6 +179,12 @@ class Store:
         found = pa.concat_tables(tables)
         return _latest(found) if parts else found
 
+    def holds_nothing(self, such: str = "") -> ForetraceError:
+        """The error of a question about no recording, or none of such a kind."""
+        return ForetraceError(
+            f"{self.path} holds no recording{such}", f"Add some: foretrace fleet add {self.path} RECORDING…"
+        )
+
     def records(self) -> list[StepRecord]:
         """All records, sorted by id."""
         return from_table(self.table())
@@ -224,6 +232,12 @@ def _latest(table: pa.Table) -> pa.Table:
     last = np.ones(len(order), bool)
     last[:-1] = ids[order[1:]] != ids[order[:-1]]
     return table.take(order[last]).combine_chunks()
+
+
+def hours_of(table: pa.Table) -> Floats:
+    """GPU hours that each recording stands for: one where no label says how many."""
+    hours = table.column(HOURS).to_numpy().astype(np.float64)
+    return np.where(np.isfinite(hours), hours, 1.0)
 
 
 class Flat:

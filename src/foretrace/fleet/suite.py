@@ -32,6 +32,7 @@ WITHIN = 0.03
 STARTED_S, STEPS = 25.0, 100
 """What a member takes to import torch and to make its inputs, and the steps that it runs: for a budget."""
 MAX_SIZE = 64
+"""Members of a suite without a size: more are no small suite."""
 SHARES = 3
 """Families that an explanation names."""
 UNITS = {"s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0}
@@ -147,9 +148,7 @@ def make_suite(
     """
     mix = fleet_mix(store)
     if not mix.ids:
-        raise ForetraceError(
-            f"{store.path} holds no recording", f"Add some: foretrace fleet add {store.path} RECORDING…"
-        )
+        raise store.holds_nothing()
     on_progress(Progress("choosing recordings"))
     chosen, weights = _within_budget(mix, budget_s) if size is None else choose_with_parts(mix, size)
     suite = _described(store, mix, (chosen, weights), out)
@@ -306,7 +305,7 @@ def _original(store: Store, number: str) -> Path:
     return Path(source)
 
 
-def find_drift(store: Store, suite: Path, within: float = WITHIN, most: int | None = None) -> Drift:
+def find_drift(store: Store, suite: Path, within: float = WITHIN) -> Drift:
     """How far a fleet has moved away from a suite, and the fewest members to exchange.
 
     Parameters
@@ -317,8 +316,6 @@ def find_drift(store: Store, suite: Path, within: float = WITHIN, most: int | No
         The folder that `make_suite` wrote, or its ``suite.json``.
     within
         How far a figure may be off.
-    most
-        Exchanges at most; any number by default.
     """
     members = _read_suite(suite)
     mix = fleet_mix(store)
@@ -338,7 +335,7 @@ def find_drift(store: Store, suite: Path, within: float = WITHIN, most: int | No
     now = largest_error(mix, chosen, weights)
     after = sorted(chosen)
     if now > within:
-        after = exchange(mix, chosen, within, len(chosen) if most is None else most)
+        after = exchange(mix, chosen, within, len(chosen))
     better = weights_of(mix, after) if now > within else weights[np.argsort(chosen)]
     rows = _members(mix, after, better, target)
     return Drift(

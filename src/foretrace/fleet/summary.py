@@ -12,9 +12,9 @@ import numpy as np
 
 from foretrace.analysis.compare import compare_steps
 from foretrace.analysis.report import NotebookDocument, StepReport, TimeRow, plain
-from foretrace.errors import ForetraceError, unknown_name
+from foretrace.errors import unknown_name
 from foretrace.fleet.labels import HOURS, NAMED
-from foretrace.fleet.store import Flat, Store, text_codes
+from foretrace.fleet.store import Flat, Store, hours_of, text_codes
 from foretrace.graph.tables import Floats, distinct
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ SLOWER = 1.1
 DEVIATIONS = 3.0
 """…if that is also so many times as far off as its earlier steps lie apart."""
 MIN_HISTORY, MAX_OUTLIERS = 2, 100
+"""Earlier recordings that a job needs to be compared with, and jobs that are listed."""
 TREE_JOBS, TREE_OPS, TREE_SHAPES = 40, 8, 4
 """Jobs, ops of each family and shapes of each op that the page's treemap shows."""
 KEPT_ROWS = 1000
@@ -118,10 +119,7 @@ def summarize(store: Store, where: Sequence[str] = ()) -> FleetSummary:
     table = store.table([*SCALARS, *KERNELS, *COLLECTIVES, *IDLE])
     table = _filtered(table, where)
     if not table.num_rows:
-        raise ForetraceError(
-            f"{store.path} holds no recording{' with these labels' if where else ''}",
-            f"Add some: foretrace fleet add {store.path} RECORDING…",
-        )
+        raise store.holds_nothing(" with these labels" if where else "")
     rows = _Rows(table)
     whole = float(rows.hours.sum())
     summary = FleetSummary(
@@ -169,9 +167,8 @@ class _Rows:
 
     def __init__(self, table: pa.Table) -> None:
         self.table = table
-        hours = table.column(HOURS).to_numpy().astype(np.float64)
-        self.labelled = np.isfinite(hours)
-        self.hours: Floats = np.where(self.labelled, hours, 1.0)
+        self.labelled = np.isfinite(table.column(HOURS).to_numpy().astype(np.float64))
+        self.hours = hours_of(table)
         step = np.maximum(self["step_ms"], 1e-9)
         self.active: Floats = np.clip(self["active_ms"] / step, 0.0, 1.0)
         self.kernels = Flat(table, "kernels")

@@ -8,11 +8,9 @@ to T5, a kernel family.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -21,7 +19,7 @@ from foretrace.analysis.measure import measure_step
 from foretrace.analysis.report import Workings
 from foretrace.errors import ForetraceError
 from foretrace.fleet.response import COMMUNICATION, COMPONENTS, HOST_CAUSE, component_codes, with_waits
-from foretrace.fleet.stragglers import SLOWEST, StragglerReport, WorkerRow
+from foretrace.fleet.stragglers import StragglerReport, WorkerRow, ranked_slowdowns, removed_share, slowest_of
 from foretrace.graph import Job
 from foretrace.graph.tables import Floats, Longs
 from foretrace.simulation.engine import simulate
@@ -89,12 +87,7 @@ def step_stragglers(job: Job, names: Sequence[str]) -> StragglerReport:
 
     def without(places: Sequence[int]) -> float:
         """Share of the slowdown that goes away if some ranks take what they ideally would."""
-        lost = float(now.mean() - best.mean())
-        return float((now - seconds(lambda step: ~step.of_ranks(places))).mean()) / lost if lost > 0 else 0.0
-
-    def ratios(each: Mapping[Any, Floats]) -> dict[Any, float]:
-        found = {key: float(one.mean() / best.mean()) for key, one in each.items()}
-        return dict(sorted(found.items(), key=lambda item: -item[1]))
+        return removed_share(now, seconds(lambda step: ~step.of_ranks(places)), best)
 
     now, best = seconds(lambda step: np.ones(len(step.tasks), bool)), seconds(lambda step: step.of_ranks([]))
     by_rank = [seconds(partial(_Step.of_ranks, places=[place])) for place in range(len(ranks))]
@@ -105,7 +98,7 @@ def step_stragglers(job: Job, names: Sequence[str]) -> StragglerReport:
     by_part = {COMPONENTS[code]: seconds(partial(_of_part, code=code)) for code in worth}
     rows = [WorkerRow(*one, float(each.mean() / best.mean())) for one, each in zip(zip(ranks, ranks, stages), by_rank)]
     workers = sorted(rows, key=lambda row: (-row.slowdown, row.rank))
-    slowest = [row.rank for row in workers[: math.ceil(SLOWEST * len(workers))]]
+    slowest = [row.rank for row in slowest_of(workers)]
     return StragglerReport(
         source=job.source,
         workers=len(ranks),
@@ -114,9 +107,9 @@ def step_stragglers(job: Job, names: Sequence[str]) -> StragglerReport:
         explained_s=float(now.mean()),
         ideal_s=float(best.mean()),
         slowdown=float(now.mean() / best.mean()),
-        by_optype=ratios(by_part),
+        by_optype=ranked_slowdowns(by_part, best),
         by_dp_rank={row.rank: row.slowdown for row in workers},
-        by_stage=ratios(by_stage) if len(members) > 1 else {},
+        by_stage=ranked_slowdowns(by_stage, best) if len(members) > 1 else {},
         by_worker=workers,
         slowest_workers=slowest,
         without_workers=without([ranks.index(rank) for rank in slowest]),

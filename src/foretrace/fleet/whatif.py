@@ -20,9 +20,9 @@ from foretrace.cost_models.kernels.model import device_models
 from foretrace.cost_models.kernels.pricing import price_kernels
 from foretrace.errors import ForetraceError
 from foretrace.fleet.labels import HOURS
-from foretrace.fleet.record import StepRecord, unpacked_call
-from foretrace.fleet.response import COMMUNICATION, COMPONENTS, HOST, StepResponse
-from foretrace.fleet.store import Flat, Store, text_codes
+from foretrace.fleet.record import unpacked_call
+from foretrace.fleet.response import COMMUNICATION, COMPONENTS, HOST
+from foretrace.fleet.store import Flat, Store, hours_of, text_codes
 from foretrace.graph import Graph, OpTable
 from foretrace.graph.tables import Floats
 from foretrace.platform.device import Device
@@ -81,11 +81,6 @@ class FleetWhatIf(NotebookDocument):
     notes: list[str] = field(default_factory=list)
 
 
-def response_of(record: StepRecord) -> StepResponse:
-    """How a recording's step responds to faster or slower parts."""
-    return StepResponse(np.array(record.response))
-
-
 class FleetResponse:
     """The steps of all recordings as functions of how long their parts take."""
 
@@ -97,8 +92,7 @@ class FleetResponse:
         self.paths: Floats = values.reshape(-1, len(COMPONENTS))
         self.first = np.searchsorted(self.row, np.arange(table.num_rows))
         self.known = np.bincount(self.row, minlength=table.num_rows) > 0
-        hours = table.column(HOURS).to_numpy().astype(np.float64)
-        self.hours: Floats = np.where(np.isfinite(hours), hours, 1.0)
+        self.hours = hours_of(table)
         self.step_ms: Floats = np.maximum(table.column("step_ms").to_numpy(), 1e-9)
 
     def ms(self, scale: Mapping[str, Floats | float]) -> Floats:
@@ -156,9 +150,7 @@ def fleet_whatif(
     """
     table = store.table(COLUMNS)
     if not table.num_rows:
-        raise ForetraceError(
-            f"{store.path} holds no recording", f"Add some: foretrace fleet add {store.path} RECORDING…"
-        )
+        raise store.holds_nothing()
     fleet, notes = FleetResponse(table), list[str]()
     period = weeks or _weeks(table)
     whole = float(fleet.hours.sum()) / period
