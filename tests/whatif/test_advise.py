@@ -11,7 +11,7 @@ from foretrace.errors import ForetraceError
 from foretrace.graph import Graph, Job, OpTable
 from foretrace.whatif.advise import advise
 from foretrace.whatif.plan_lines import lines, torchtitan_settings
-from foretrace.whatif.plan_search import Simulator
+from foretrace.whatif.plan_simulator import Simulator
 from foretrace.whatif.plans import Choice, Plan, settings
 from foretrace.whatif.points import Point
 from tests.transforms.agreement import sketched

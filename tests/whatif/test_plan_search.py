@@ -11,9 +11,11 @@ import pytest
 import gpt
 from foretrace.graph import Job
 from foretrace.platform.registry import load_platform
-from foretrace.whatif.plan_search import MAX_SHARE, Search, SettingsModel, Simulator
+from foretrace.whatif.plan_search import MAX_SHARE, Search
+from foretrace.whatif.plan_simulator import Simulator
 from foretrace.whatif.plans import Choice, Factor, settings
 from foretrace.whatif.points import Point
+from foretrace.whatif.settings_model import SettingsModel
 from tests.transforms.agreement import sketched
 
 GIB = 2**30

@@ -17,8 +17,9 @@ from foretrace.prediction.fabric_choice import choose_fabric
 from foretrace.record.sketch.sketch import sketch
 from foretrace.whatif.changes import JobChanges
 from foretrace.whatif.grammar import read_changes
-from foretrace.whatif.plan_search import Simulator
-from foretrace.whatif.plans import Factor, PlanBounds, factors_of, features_of, plans_of, settings
+from foretrace.whatif.plan_bounds import PlanBounds
+from foretrace.whatif.plan_simulator import Simulator
+from foretrace.whatif.plans import Factor, factors_of, features_of, plans_of, settings
 from tests.transforms.agreement import sketched
 from tests.transforms.parallel.steps import trained
 from tests.transforms.parallel.test_experts import TOKENS, WIDTH, Mixture

@@ -272,3 +272,12 @@ def test_a_slower_gpu_that_takes_less_energy_is_on_the_front():
     ]
     points[2].energy_j = None
     assert [point.front for point in with_pareto_front(Sweep("step.py", points), {}).points] == [True, False, False]
+
+
+def test_the_cautions_of_a_step_are_those_of_its_points_however_many_notes_there_are() -> None:
+    step = sketched(dlrm)
+    warned = replace(step, notes=[*step.notes, "the step has no backward: train.py:3"])
+    found = sweep(warned, "h200", {"batch": [64, 256]})
+    assert cautions(found.notes) == ["the step has no backward: train.py:3"]
+    noisy = [replace(point, notes=[*map(str, range(9)), *point.notes]) for point in found.points]
+    assert cautions(with_pareto_front(Sweep("step", noisy), {}).notes) == cautions(found.notes)

@@ -9,10 +9,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from os import cpu_count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from foretrace._progress import OnProgress, Progress
-from foretrace.analysis.report import NotebookDocument, plain
+from foretrace.analysis.report import NotebookDocument
 from foretrace.api import as_job, predict
 from foretrace.errors import ForetraceError, check_count
 from foretrace.graph import MAX_RANKS, Graph, Job
@@ -20,7 +20,8 @@ from foretrace.platform.registry import load_platform
 from foretrace.whatif.changes import EditedJob
 from foretrace.whatif.grammar import read_changes
 from foretrace.whatif.plan_lines import lines, reasons
-from foretrace.whatif.plan_search import Search, Simulate, Simulator, fewest_blocks
+from foretrace.whatif.plan_search import Search
+from foretrace.whatif.plan_simulator import Simulate, Simulator, fewest_blocks
 from foretrace.whatif.plans import Plan, as_changes, divisors, factors_of, settings
 from foretrace.whatif.what_if import one_step
 
@@ -53,11 +54,6 @@ class Advice(NotebookDocument):
     notes: list[str] = field(default_factory=list)
     pruned: int = 0
     """Plans whose weights, gradients and optimizer states alone are too large."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields of ``foretrace advise --json``."""
-        names = ("source", "platform", "world", "goal", "plans", "space", "simulated", "pruned", "given", "notes")
-        return {name: plain(getattr(self, name)) for name in names}
 
 
 def advise(

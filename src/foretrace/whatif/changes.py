@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
 from typing import Any
 
 from foretrace.errors import ForetraceError, parse_size
@@ -144,8 +145,8 @@ def _complete(parallelism: dict[str, Any], world: int | None) -> dict[str, Any]:
     """With as many data parallel ranks as the world leaves, where only the others are given."""
     if world is None:
         return parallelism
-    others = {name: parallelism[name] for name in ("tensor", "pipeline") if name in parallelism}
-    each = parallelism.get("tensor", 1) * parallelism.get("pipeline", 1)
+    others = {name: parallelism[name] for name in ("tensor", "pipeline", "context") if name in parallelism}
+    each = prod(others.values())
     named = " x ".join(f"{name}={value}" for name, value in others.items())
     if "data" not in parallelism:
         if world % each:

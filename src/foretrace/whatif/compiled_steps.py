@@ -46,7 +46,7 @@ def open_programs(graph: Graph) -> Graph:
     numbers = count(1 + max((max(t.id, t.storage) for op in ops for t in (*op.tensors, *op.produced)), default=0))
     calls: list[EditedCall] = []
     pending: tuple[int, ...] = ()
-    for op, parts in zip(*fold(ops, graph.programs)):
+    for op, parts, ended in zip(*fold(ops, graph.programs)):
         op.frees, pending = (*pending, *op.frees), ()
         if op.name != COMPILED_PROGRAM:
             calls.append(EditedCall(op, parts[0]))
@@ -59,7 +59,7 @@ def open_programs(graph: Graph) -> Graph:
         pending = _free_inside(inside, outside)
         calls += [EditedCall(each) for each in inside]
         calls.append(EditedCall(Op(END, phase=op.phase, thread=op.thread, stream=op.stream, frees=pending)))
-        pending = ()
+        pending = ended
     return replace(assemble(flat, calls), programs=())
 
 

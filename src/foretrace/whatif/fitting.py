@@ -20,6 +20,7 @@ EXPANDABLE = "expandable_segments:True"
 CANDIDATES = (["checkpoint=*"], ["autocast=bf16"], ["checkpoint=*", "autocast=bf16"])
 """Changes that take memory off a step and leave its batch, those with the smallest effect on its code first."""
 SHARED_BY = (2, 4, 8, 16, 32, 64)
+"""Ranks that are tried to share a step, in this order."""
 MAX_BATCH = 1 << 24
 """A step in which no batch is too large does not grow with what was taken for its batch."""
 

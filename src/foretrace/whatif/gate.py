@@ -37,6 +37,7 @@ FIGURES = (
 DIGITS = 6
 """Significant digits that are kept: the last ones of a sum may depend on the processor."""
 MAX_NUMBER = 1e18
+"""No count of bytes or kernels is larger: a file with such a number is damaged."""
 NOTHING_US = 0.05
 """A change of a call's time below this is none."""
 

@@ -8,6 +8,7 @@ place in `EditedJob.by` (``changes``).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from foretrace.transforms.fusion.ddp_buckets import parse_bucket_size
 from foretrace.transforms.fusion.fuse import fuse, parse_fusion
 from foretrace.transforms.numerics.autocast import autocast, parse_autocast_dtype
 from foretrace.transforms.numerics.dtype import dtype, parse_dtype
-from foretrace.transforms.parallel.schedules import SCHEDULES
+from foretrace.transforms.parallel.schedules import CONTEXT_KINDS, SCHEDULES
 from foretrace.transforms.resize.tables import pooling, table_dim, table_rows
 from foretrace.transforms.resize.width import heads, width
 from foretrace.transforms.structure.attention import attention, check_attention
@@ -87,6 +88,10 @@ RESIZABLE = ("batch", "seq", "hidden")
 LARGEST = "max"
 """The value of ``batch`` that stands for the largest one that fits on the device."""
 
+AUTO = "auto"
+BUDGET = re.compile(r"auto|\d{1,9}(\.\d{1,9})?(GB|GiB|MB|MiB)")
+"""Values of ``checkpoint`` that stand for the least recomputation that fits: on the device, or in so much memory."""
+
 
 def parse_count(text: str) -> int:
     """A number of ranks, or of parts."""
@@ -103,6 +108,13 @@ def parse_switch(text: str) -> bool:
     return SWITCHES[text]
 
 
+def parse_context_kind(text: str) -> str:
+    """How context parallel ranks share attention."""
+    if text not in CONTEXT_KINDS:
+        raise unknown_name("context_kind", text, CONTEXT_KINDS)
+    return text
+
+
 def parse_schedule(text: str) -> str:
     """A pipeline schedule."""
     if text not in SCHEDULES:
@@ -111,9 +123,10 @@ def parse_schedule(text: str) -> str:
 
 
 PARALLELISM: dict[str, Callable[[str], int | bool | str]] = {
-    **dict.fromkeys(("data", "tensor", "pipeline", "experts", "microbatches", "chunks"), parse_count),
+    **dict.fromkeys(("data", "tensor", "pipeline", "context", "experts", "microbatches", "chunks"), parse_count),
     **dict.fromkeys(("sharded", "sequence", "mixed", "tables", "zero1"), parse_switch),
     "schedule": parse_schedule,
+    "context_kind": parse_context_kind,
 }
 """How ranks share the step of one, and what reads the value: the options of `foretrace.parallelize`."""
 JOB_CHANGES: dict[str, Callable[[str], Any]] = {

@@ -9,6 +9,7 @@ from foretrace.errors import ForetraceError
 from foretrace.graph import Job, Op
 from foretrace.transforms.blocks import all_repeated_blocks, block_index
 from foretrace.transforms.parallel.parallelize import parallelize
+from foretrace.transforms.parallel.schedules import ALL_TO_ALL, RING, chunks_of
 from foretrace.transforms.structure.checkpointing import GEMMS, SELECTIVE, SHARE
 from foretrace.whatif.plans import Plan, settings
 
@@ -16,9 +17,11 @@ WHY = {
     "data": "{} replicas, each with a batch of its own",
     "tensor": "layers are split between {} ranks of a node: less memory and work a rank, communication in each layer",
     "sequence": "norms and dropouts are split over the sequence as well: less memory, as much communication",
+    "context": "each sequence is split between {} ranks: less memory for activations, and attention is shared",
+    "context_kind": "attention by {}",
     "pipeline": "blocks in {} stages: weights and activations of a stage only, for a bubble at both ends",
     "microbatches": "{} parts of the batch keep the stages busy",
-    "schedule": "each stage has several groups of blocks: a smaller bubble, for more sends",
+    "schedule": "each stage has several groups of blocks ({}): a smaller bubble, for more sends",
     "experts": "experts of a mixture on {} ranks, which send tokens to each other",
     "zero1": "optimizer states in shards: less memory, as much communication",
     "sharded": "weights, gradients and optimizer state in shards (FSDP2), gathered layer by layer",
@@ -33,6 +36,10 @@ CHECKPOINTED = {
     "*": "blocks keep only their inputs, and are computed again in backward: less memory, a third more work",
     SELECTIVE: "blocks keep attention and every second matrix product, and compute the rest again: less memory",
 }
+SCHEDULE_NAMES = {
+    "interleaved": "Interleaved1F1B", "gpipe": "GPipe", "zb-h1": "InterleavedZeroBubble", "zbv": "ZBVZeroBubble"
+}  # fmt: skip
+"""PyTorch's names of pipeline schedules; its others are 1F1B."""
 NODE = 8
 """GPUs of a node, where nothing says how many there are."""
 
@@ -72,47 +79,68 @@ def _calls(given: Mapping[str, str], job: Job) -> Iterator[str]:
     ops = list(job.graphs[0].ops)
     names = all_repeated_blocks(ops)
     blocks = f"model.{_path(names[0]).rpartition('.')[0]}" if names else "model.blocks"
-    degrees = {name: int(given.get(name, 1)) for name in ("pipeline", "data", "tensor")}
+    degrees = {name: int(given.get(name, 1)) for name in ("pipeline", "data", "context", "tensor")}
     used = {name: ranks for name, ranks in degrees.items() if ranks > 1}
     if used:
-        short = {"pipeline": "pp", "data": "dp", "tensor": "tp"}
+        short = {"pipeline": "pp", "data": "dp", "context": "cp", "tensor": "tp"}
         sizes = "".join(f"{ranks}, " for ranks in used.values()).rstrip(" " if len(used) == 1 else ", ")
         dims = "".join(f'"{short[name]}", ' for name in used).rstrip(" " if len(used) == 1 else ", ")
         yield f'mesh = init_device_mesh("cuda", ({sizes}), mesh_dim_names=({dims}))'
     if "batch" in given:
         yield f"batch_size = {given['batch']}  # of a data parallel rank"
     if "pipeline" in used:
-        name = {"interleaved": "ScheduleInterleaved1F1B", "gpipe": "ScheduleGPipe"}.get(
-            given.get("schedule", ""), "Schedule1F1B"
-        )
-        stages = "stages" if name == "ScheduleInterleaved1F1B" else "stage"
-        each = f", {given['chunks']} of them on each rank" if "chunks" in given else ""
+        name = f"Schedule{SCHEDULE_NAMES.get(given.get('schedule', ''), '1F1B')}"
+        chunks = chunks_of(given.get("schedule", ""), int(given.get("chunks", 1)))
+        stages = "stages" if chunks > 1 else "stage"
+        each = f", {chunks} of them on each rank" if chunks > 1 else ""
         yield f"schedule = {name}({stages}, n_microbatches={given['microbatches']}, loss_fn=loss_fn)" + (
-            f"  # {len(names)} blocks in {used['pipeline'] * int(given.get('chunks', 1))} stages{each}"
+            f"  # {len(names)} blocks in {used['pipeline'] * chunks} stages{each}"
         )
     if "tensor" in used:
         plan = ", ".join(f'"{name}": {how}()' for name, how in _split_layers(job, ops, names, used["tensor"]).items())
         yield f'for block in {blocks}: parallelize_module(block, mesh["tp"], {{{plan}}})'
         if "sequence" in given:
             yield "# and SequenceParallel() for the norms of each block in the same plan"
+    if "context" in used:
+        yield from _context_parallel(given.get("context_kind", RING))
     if "checkpoint" in given:
         yield _checkpointing(given["checkpoint"], blocks)
     if "fuse" in given:
         yield f"for block in {blocks}: block.compile()" if names else "model.compile()"
-    if "data" in used:
-        yield from _data_parallel(given, blocks, bool(names))
+    if {"data", "context"} & used.keys():
+        yield from _data_parallel(given, used, blocks, bool(names))
     if "autocast" in given:
         yield 'with torch.autocast("cuda", torch.bfloat16): loss = ...  # the forward pass'
-    if "optimizer" in given or "zero1" in given:
-        fused = ", fused=True" if "optimizer" in given else ""
-        zero = f"ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW{fused})"
-        yield f"optimizer = {zero if 'zero1' in given else f'torch.optim.AdamW(model.parameters(){fused})'}"
+    yield from _optimizer(given)
 
 
-def _data_parallel(given: Mapping[str, str], blocks: str, repeated: bool) -> Iterator[str]:
+def _optimizer(given: Mapping[str, str]) -> Iterator[str]:
+    if "optimizer" not in given and "zero1" not in given:
+        return
+    fused = ", fused=True" if "optimizer" in given else ""
+    zero = f"ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW{fused})"
+    if {"zero1", "mixed"} <= given.keys():
+        yield "# Megatron-LM: --use-distributed-optimizer --bf16 --accumulate-allreduce-grads-in-fp32;"
+        yield "# PyTorch's ZeroRedundancyOptimizer has no float32 weights beside half-precision ones:"
+    yield f"optimizer = {zero if 'zero1' in given else f'torch.optim.AdamW(model.parameters(){fused})'}"
+
+
+def _context_parallel(kind: str) -> Iterator[str]:
+    if kind == ALL_TO_ALL:
+        yield "# PyTorch has no all-to-all attention: DeepSpeed-Ulysses has, and TransformerEngine (cp_comm_type='a2a')"
+        return
+    yield f'set_rotate_method("{"alltoall" if kind == RING else "allgather"}")'
+    yield 'with context_parallel(mesh["cp"], buffers=[inputs, labels], buffer_seq_dims=[1, 1]): loss = ...  # forward'
+
+
+def _data_parallel(given: Mapping[str, str], used: Mapping[str, int], blocks: str, repeated: bool) -> Iterator[str]:
+    mesh = 'mesh["dp"]' if "data" in used else 'mesh["cp"]'
+    if "context" in used and "data" in used:
+        yield 'replicas = mesh["dp", "cp"]._flatten("dp_cp")'
+        mesh = "replicas"
     if "sharded" not in given:
         size = f", bucket_cap_mb={given['buckets']}" if "buckets" in given else ""
-        yield f'model = DistributedDataParallel(model, process_group=mesh["dp"].get_group(){size})'
+        yield f"model = DistributedDataParallel(model, process_group={mesh}.get_group(){size})"
         return
     policy = ""
     if "mixed" in given:
@@ -120,8 +148,8 @@ def _data_parallel(given: Mapping[str, str], blocks: str, repeated: bool) -> Ite
         policy = ", mp_policy=policy"
     kept = ", reshard_after_forward=False" if "pipeline" in given else ""
     if repeated:
-        yield f'for block in {blocks}: fully_shard(block, mesh=mesh["dp"]{policy}{kept})'
-    yield f'fully_shard(model, mesh=mesh["dp"]{policy}{kept})'
+        yield f"for block in {blocks}: fully_shard(block, mesh={mesh}{policy}{kept})"
+    yield f"fully_shard(model, mesh={mesh}{policy}{kept})"
 
 
 def _checkpointing(value: str, blocks: str) -> str:
@@ -177,9 +205,11 @@ def torchtitan_settings(given: Mapping[str, str]) -> list[str]:
         parallelism[f"data_parallel_{kind}_degree"] = given["data"]
         if kind == "replicate":
             parallelism["data_parallel_shard_degree"] = "1"
-    for name in ("tensor", "pipeline", "expert"):
+    for name in ("tensor", "context", "pipeline", "expert"):
         if (degree := given.get("experts" if name == "expert" else name, "1")) != "1":
             parallelism[f"{name}_parallel_degree"] = degree
+    if "context" in given and given.get("context_kind", RING) == RING:
+        parallelism["context_parallel_rotate_method"] = '"alltoall"'
     if "batch" in given:
         training["local_batch_size"] = given["batch"]
     if "pipeline" in given:
@@ -204,12 +234,14 @@ def _not_in_torchtitan(given: Mapping[str, str]) -> Iterator[str]:
     """
     if "zero1" in given and "sharded" not in given:
         yield "# torchtitan has no ZeRO-1: without FSDP, every rank keeps all of the optimizer's states"
+    if given.get("context_kind") == ALL_TO_ALL:
+        yield "# torchtitan has no all-to-all attention: its context parallel is ring attention"
     if "checkpoint" in given and not _activation_checkpoint(given["checkpoint"]):
         yield f"# torchtitan checkpoints all blocks or every so many: not {given['checkpoint']} of them"
 
 
 def _pipeline_settings(given: Mapping[str, str]) -> dict[str, str]:
-    schedule = {"interleaved": "Interleaved1F1B", "gpipe": "GPipe"}.get(given.get("schedule", ""), "1F1B")
+    schedule = SCHEDULE_NAMES.get(given.get("schedule", ""), "1F1B")
     found = {"pipeline_parallel_schedule": f'"{schedule}"'}
     if "batch" in given:
         size = max(int(given["batch"]) // int(given["microbatches"]), 1)

@@ -33,7 +33,7 @@ LIMITS = 0.25, 2.0
 """Constants beyond these are no stack."""
 ROUNDS = 2
 """Steps of the fit: the second corrects what the first took for straight."""
-DEGREES = ("tensor", "pipeline", "data", "experts")
+DEGREES = ("tensor", "pipeline", "context", "data", "experts")
 
 
 @dataclass(frozen=True)

@@ -15,25 +15,21 @@ from foretrace._progress import OnProgress, Progress
 from foretrace.api import as_job, script_of, with_fabric
 from foretrace.errors import ForetraceError, parse_size
 from foretrace.graph import Graph, Job
+from foretrace.graph.graph import cautions
 from foretrace.platform.platform import Platform
 from foretrace.platform.registry import load_platform
 from foretrace.prediction.predict import step_figures
 from foretrace.whatif.changes import EditedJob, JobChanges
 from foretrace.whatif.grammar import JOB_CHANGES, RESIZABLE, Change
-from foretrace.whatif.points import (
-    Key,
-    Point,
-    Sweep,
-    append_points,
-    key_of,
-    read_points,
-    reusable_points,
-    step_digest,
-    with_pareto_front,
-)
+from foretrace.whatif.points import Point, Sweep, with_pareto_front
+from foretrace.whatif.stored_points import Key, append_points, key_of, read_points, reusable_points, step_digest
 from foretrace.whatif.what_if import one_step, strange_batch
 
 NOT_COMMUNICATING = "the ranks do not communicate in this step: each does the same alone; data=N makes it data parallel"
+MODELLED = (
+    "points have no ranges, and are predicted by the platform's models also where the step was measured; `foretrace "
+    "whatif` gives the range of one"
+)
 MAX_IN_PROCESS = 4
 """Combinations that are not worth starting processes for."""
 
@@ -109,7 +105,9 @@ def sweep(
             if file:
                 append_points(file, source, made, keys)
             on_progress(Progress("sweeping", number, len(todo)))
-    return with_pareto_front(Sweep(source, points, memory_limit, [*_strange_batches(points), *notes]), prices or {})
+    return with_pareto_front(
+        Sweep(source, points, memory_limit, [*_strange_batches(points), *notes, MODELLED]), prices or {}
+    )
 
 
 def _strange_batches(points: Iterable[Point]) -> list[str]:
@@ -298,6 +296,7 @@ class Swept:
         fabric = where.fabric.name if where.fabric and exchanges else None
         if job.world > 1 and not exchanges:
             notes = [*notes, NOT_COMMUNICATING]
+        notes += cautions([*job.notes, *(note for graph in job.graphs for note in graph.notes)])
         return replace(point, fabric=fabric, notes=notes, **found._asdict())
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -27,15 +27,14 @@ from foretrace.transforms.step import flatten, require_arguments
 from foretrace.whatif.changes import EditedJob, JobChanges
 from foretrace.whatif.fitting import with_largest_batch
 from foretrace.whatif.grammar import JOB_CHANGES, LARGEST, RESIZABLE, Change, listed, read_changes
+from foretrace.whatif.recomputation import NOTHING_RECOMPUTED, is_budget, with_least_recomputation
 
 UNSEEN = (
     "which work waits for which collective is known from the profile only: in the changed step more communication may "
     "be exposed"
 )
 COMPARED = "both sides are predicted by the platform's models, also where the step was measured"
-
 CARRIED_AS_IT_WAS = "measured host time that no model covers is the same on both sides; more samples may load longer"
-
 STRANGE_SAMPLES = 1.5
 """Samples of another batch take as long as before, or less the more there are, up to so many times."""
 
@@ -132,52 +131,76 @@ def what_if(
         raise ForetraceError("nothing is to be changed", "Say what, as in --set batch=64.")
     world = launched_world(what) if world is None else world
     already = read_changes([*listed(parallel), *([f"world={world}"] if world is not None else [])])
-    sides = already, [*already, *read]
-    shared = any(
-        JobChanges.of(side).parallelism for side in sides
-    )  # refuses contradictions before minutes of sketching
+    # Contradictions are refused before minutes of sketching.
+    shared = any(JobChanges.of(side).parallelism for side in (already, [*already, *read]))
     where = load_platform(on, fabric=fabric)
-    on_progress(Progress("reading"))
-    compile = next((change.value for change in read if change.name == "compile"), None)
+    anew = [change for change in read if change.name == "compile"]
     rest = [change for change in read if change.name != "compile"]
-    ranks = None if shared else world
     edits_step = any(change.name not in JOB_CHANGES for change in rest)
-    jobs = [one_step(as_job(what, where.device.kind, ranks, programs=edits_step), step, drop_gaps)] * 2
-    if compile is not None:
-        on_progress(Progress(f"sketching it with compile={compile}"))
-        jobs[1] = one_step(as_job(what, where.device.kind, ranks, compile, edits_step), step, drop_gaps)
-    job, sides = jobs[0], (already, [*already, *rest])
-    notes = [COMPARED] if any(graph.unprofiled.synced_ms or len(graph.kernels) for graph in job.graphs) else []
+
+    def job_of(compile: str | None = None) -> Job:
+        job = as_job(what, where.device.kind, None if shared else world, compile, programs=edits_step)
+        return one_step(job, step, drop_gaps)
+
+    on_progress(Progress("reading"))
+    jobs = [job_of()]
+    for change in anew:
+        on_progress(Progress(f"sketching it with {change}"))
+        jobs.append(job_of(change.value))
+    notes = _comparison_notes(jobs[0], edits_step)
     if edits_step:
-        notes += [UNSEEN] if any(graph.collectives and lacks_overloads(list(graph.ops)) for graph in job.graphs) else []
         # An edited step holds its calls alone, without what a profile shows of them: then neither does the other.
-        jobs = [replace(one, graphs=[flatten(graph) for graph in one.graphs]) for one in jobs]
-        job = jobs[0]
-        if any(change.name in RESIZABLE for change in read):  # refused before anything is predicted
-            require_arguments(list(job.graphs[0].ops), job.graphs[0].source)
-    batches = [change.value for change in read if change.name == "batch"]
-    said = [parse_size("batch", value.replace(LARGEST, "1", 1))[1] for value in batches]
-    recorded = next(filter(None, said), None)  # as in batch=64/16
-    notes += other_batch_notes(job.graphs[0], recorded)
-    both = [EditedJob(one, recorded=recorded, on_stage=lambda stage: on_progress(Progress(stage))) for one in jobs]
-    edits = both if compile is not None else both[:1] * 2
-    if any(value.startswith(LARGEST) for value in batches):
-        on_progress(Progress("finding the largest batch that fits"))
-        sides = already, with_largest_batch(edits[1], sides[1], where.device)
-        read = [*(change for change in read if change.name == "compile"), *sides[1][len(already) :]]
-    reports = list[StepReport]()
-    for edited, side, words in zip(edits, sides, ("as it is", "as it would be")):
+        jobs = [replace(job, graphs=[flatten(graph) for graph in job.graphs]) for job in jobs]
+        if any(change.name in RESIZABLE for change in rest):  # refused before anything is predicted
+            require_arguments(list(jobs[0].graphs[0].ops), jobs[0].graphs[0].source)
+    batches = [change.value for change in rest if change.name == "batch"]
+    recorded = _recorded_batch(batches)
+    notes += other_batch_notes(jobs[0].graphs[0], recorded)
+    edits = [EditedJob(job, recorded=recorded, on_stage=lambda stage: on_progress(Progress(stage))) for job in jobs]
+    asked, rest = rest, _with_what_fits(edits[-1], [*already, *rest], where, on_progress)[len(already) :]
+    read = [*anew, *rest]
+    notes += [NOTHING_RECOMPUTED] if len(rest) < len(asked) else []
+
+    def predicted(edited: EditedJob, side: Sequence[Change], words: str) -> StepReport:
         made = edited.by(side)
         on_progress(Progress(f"predicting it {words}"))
         report = predict(made, where, kernels="model", gpus_per_node=gpus_per_node, drop_gaps=drop_gaps)
-        reports.append(replace(report, samples=edited.samples(side, made)))
-    before, after = reports
+        return replace(report, samples=edited.samples(side, made))
+
+    before = predicted(edits[0], already, "as it is")
+    after = predicted(edits[-1], [*already, *rest], "as it would be")
     if strange := strange_batch(before.samples, after.samples, before.step_ms, after.step_ms):
         after.notes.append(strange)
-    if after.carried and any(change.name in ("batch", "seq") for change in read):
+    if after.carried and any(change.name in ("batch", "seq") for change in rest):
         notes.append(CARRIED_AS_IT_WAS)
-    notes += fusion_notes(jobs[1]) if compile is not None else []
+    notes += fusion_notes(jobs[-1]) if anew else []
     return WhatIf([str(change) for change in read], before, after, notes)
+
+
+def _comparison_notes(job: Job, edits_step: bool) -> list[str]:
+    """What a comparison of a measured job with a changed one rests on."""
+    measured = any(graph.unprofiled.synced_ms or len(graph.kernels) for graph in job.graphs)
+    unseen = edits_step and any(graph.collectives and lacks_overloads(list(graph.ops)) for graph in job.graphs)
+    return [COMPARED] * measured + [UNSEEN] * unseen
+
+
+def _recorded_batch(batches: Iterable[str]) -> int | None:
+    """The recorded number of samples, where a change of the batch states it, as 64/16 does."""
+    stated = (parse_size("batch", value.replace(LARGEST, "1", 1))[1] for value in batches)
+    return next(filter(None, stated), None)
+
+
+def _with_what_fits(
+    edited: EditedJob, changes: list[Change], platform: Platform, on_progress: OnProgress
+) -> list[Change]:
+    """The changes with the largest batch, or the least recomputation, that fits in the place of what asks for it."""
+    if any(change.name == "batch" and change.value.startswith(LARGEST) for change in changes):
+        on_progress(Progress("finding the largest batch that fits"))
+        changes = with_largest_batch(edited, changes, platform.device)
+    if any(is_budget(change) for change in changes):
+        on_progress(Progress("finding the least recomputation that fits"))
+        changes = with_least_recomputation(edited, changes, platform)
+    return changes
 
 
 def fusion_notes(job: Job) -> list[str]:

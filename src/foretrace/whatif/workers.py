@@ -11,7 +11,7 @@ from typing import Any
 
 from foretrace.graph import ForetraceError, Job
 from foretrace.processes import map_in_processes, worker_pool
-from foretrace.whatif.plan_search import Simulate, Simulator
+from foretrace.whatif.plan_simulator import Simulate, Simulator
 from foretrace.whatif.plans import Choice
 from foretrace.whatif.points import Point
 from foretrace.whatif.sweep import Subject, Swept, Task
@@ -54,19 +54,16 @@ def predicted_on_ray(
     The address is ``HOST:PORT``, ``auto`` for the cluster that this machine is part of, or ``local`` for one on this
     machine. A subject that is a path must be readable on every machine of the cluster.
     """
-    ray = connect_ray(address)
-    try:
-        cores = int(ray.cluster_resources().get("CPU", 1))
-        worker = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=-1)(Swept)
-        crew = [worker.remote(subject) for _ in range(min(workers or cores, cores, len(todo)))]
+    with ray_cluster(address, workers) as (ray, count):
         from ray.util import ActorPool
 
-        yield from ActorPool(crew).map_unordered(lambda actor, task: actor.points.remote(*task), todo)
-    except ray.exceptions.RayTaskError as error:
-        cause = error.cause
-        raise cause if isinstance(cause, ForetraceError) else error from None
-    finally:
-        ray.shutdown()
+        worker = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=-1)(Swept)
+        crew = [worker.remote(subject) for _ in range(min(count, len(todo)))]
+        try:
+            yield from ActorPool(crew).map_unordered(lambda actor, task: actor.points.remote(*task), todo)
+        except ray.exceptions.RayTaskError as error:
+            cause = error.cause
+            raise cause if isinstance(cause, ForetraceError) else error from None
 
 
 Given = tuple[Job, str, str | None, int | None]
@@ -103,10 +100,7 @@ def _simulate(task: tuple[Choice, bool]) -> Point:
 @contextmanager
 def simulated_on_ray(address: str, given: Given, workers: int | None) -> Iterator[tuple[Simulate, int]]:
     """Plans of a job, simulated by a Ray cluster; and how many at once."""
-    ray = connect_ray(address)
-    try:
-        cores = int(ray.cluster_resources().get("CPU", 1))
-        count = min(workers or cores, cores)
+    with ray_cluster(address, workers) as (ray, count):
         worker, shared = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=-1)(Simulator), ray.put(given[0])
         crew = [worker.remote(shared, *given[1:]) for _ in range(count)]
 
@@ -115,6 +109,15 @@ def simulated_on_ray(address: str, given: Given, workers: int | None) -> Iterato
             return [point for points in ray.get(asked) for point in points]
 
         yield simulate, count
+
+
+@contextmanager
+def ray_cluster(address: str, workers: int | None) -> Iterator[tuple[Any, int]]:
+    """The module ray, connected to a cluster, and how many workers there may be: one for each core by default."""
+    ray = connect_ray(address)
+    try:
+        cores = int(ray.cluster_resources().get("CPU", 1))
+        yield ray, min(workers or cores, cores)
     finally:
         ray.shutdown()
 

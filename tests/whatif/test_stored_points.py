@@ -14,8 +14,9 @@ import torch
 import foretrace as ft
 from foretrace.graph import ForetraceError
 from foretrace.platform.registry import find_platform
-from foretrace.whatif import points as sweep_keys
-from foretrace.whatif.points import Sweep, step_digest
+from foretrace.whatif import stored_points as sweep_keys
+from foretrace.whatif.points import Sweep
+from foretrace.whatif.stored_points import step_digest
 from foretrace.whatif.sweep import sweep
 from tests.record.jobs import SHORT, foretrace
 
