@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
+from foretrace.report.formatting import bytes_, ms
 from foretrace.report.sharding import PlacedTable, plan_blocks, plan_facts, plan_report, sharding_page
 from foretrace.sharding.planner import shard
 from foretrace.sharding.tables import Table
@@ -73,6 +76,21 @@ def test_ranks_that_follow_each_other_are_a_range_and_many_others_are_counted(pl
 def test_every_table_is_listed_and_its_name_stays_text(plan):
     text = sharding_page(plan).html()
     assert HOSTILE not in text and all(f"table {number}&lt;script" in text for number in range(6))
+
+
+def test_the_terminal_lists_what_a_table_holds_and_costs(plan):
+    cost = plan.table_costs[f"table 0{HOSTILE}"]
+    row = next(line for line in printed(plan).splitlines() if line.startswith("table 0<script>"))
+    assert " ".join(row.split()).endswith(f"1,000 64 {bytes_(cost.bytes)} {ms(cost.lookup_ms)}")
+    assert f"1,000 64 {bytes_(cost.bytes)}" not in " ".join(printed(replace(plan, table_costs={})).split())
+
+
+def printed(plan):
+    written = io.StringIO()
+    console = Console(file=written, width=120)
+    for block in plan_blocks(plan, None):
+        console.print(block)
+    return written.getvalue()
 
 
 def test_hot_rows_have_a_line_of_their_own_and_all_figures_agree(plan, page):

@@ -107,7 +107,7 @@ def test_a_job_on_the_host_alone_has_no_device_in_its_report(measured, page):
     measured.device_active_ms = measured.device_idle_ms = measured.device_span_ms = 0.0
     measured.stragglers, measured.queue_depth = [], QueueDepth()
     text = shown(measured, page)
-    assert "all of it on the host" in text
+    assert "no device work is recorded in it" in text
     assert "device ms" not in text and "owner" not in text and "idle" not in text
 
 

@@ -25,6 +25,7 @@ NAMES = {
 }
 COLUMNS = ("<op…", "<phase", "calls", "us", "<module…", "<line")
 ROWS = 15
+"""Calls in a comment on a change: more are not read there."""
 
 
 def gate_blocks(gate: Gate, top: int | None) -> Blocks:

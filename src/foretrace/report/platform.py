@@ -50,6 +50,8 @@ def _headline(fields: Fields) -> Iterator[Fact]:
     if fields["carried_from"]:
         scaled = "kernel times are scaled from it, by what limits each call on both devices"
         yield "models", fields["carried_from"], scaled
+    if fields["prior"]:
+        yield "prior", fields["prior"], "kernel models start from its own: they learned the difference to it"
     if fields["exact"]:
         yield "exact", plural(fields["exact"], "call"), "of steps timed as they are, which need no model"
     if device and device["kind"] == "cuda":

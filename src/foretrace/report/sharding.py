@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 
-from foretrace.report.formatting import bytes_, ms, percent, plural, signed
+from foretrace.report.formatting import UNKNOWN, bytes_, ms, percent, plural, signed
 from foretrace.report.json import decode
 from foretrace.report.terminal import Blocks, Fact, bar, fact_lines, note_lines, table
 
@@ -209,10 +209,15 @@ def _ranks(plan: PlanReport, top: int | None) -> RenderableType:
 
 
 def _split(plan: PlanReport, top: int | None) -> RenderableType:
-    """All tables, those that are split or copied first."""
+    """All tables, those that are split or copied first; without costs where an older version wrote the plan."""
     order = sorted(plan.plan.items(), key=lambda item: item[1].kind == "table_wise")
-    rows = [[name, KINDS[placed.kind], rank_list(placed.ranks)] for name, placed in order]
-    return table("Tables", ["<table…", "<sharded", "<ranks…"], rows, top)
+    rows = [[name, KINDS[placed.kind], rank_list(placed.ranks), *_costs(plan, name)] for name, placed in order]
+    return table("Tables", ["<table…", "<sharded", "<ranks…", "rows", "dim", "size", "lookups ms"], rows, top)
+
+
+def _costs(plan: PlanReport, name: str) -> list[str]:
+    one = plan.table_costs.get(name)
+    return [f"{one.rows:,}", str(one.dim), bytes_(one.bytes), ms(one.lookup_ms)] if one else [UNKNOWN] * 4
 
 
 def rank_list(ranks: Sequence[int]) -> str:

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 
 from foretrace.analysis.report import (
     OWN_MACHINE,
     UNRECORDED,
-    CollectiveRow,
     PathRow,
-    RankReport,
     StepReport,
     TimeRow,
     bound_by,
 )
-from foretrace.graph.graph import cautions
+from foretrace.graph.graph import MISSING_KERNELS, cautions
 from foretrace.report.formatting import (
     bytes_,
     figure,
@@ -31,15 +29,11 @@ from foretrace.report.formatting import (
     plural,
     rate,
     short_name,
-    signed_ms,
 )
-from foretrace.report.terminal import Blocks, Fact, bar, fact_lines, note_lines, table
+from foretrace.report.terminal import Blocks, Fact, bar, fact_lines, note_lines, record_table, table
 
 if TYPE_CHECKING:
-    from foretrace.analysis.steps import StepList, StepRow
-    from foretrace.fleet.stragglers import StragglerReport
-
-T = TypeVar("T")
+    pass
 
 OVERHEADS = {
     "T1": "between ops",
@@ -68,12 +62,13 @@ CAUSES = {
 BOUND = {"host": "host-bound", "device": "device-bound", "queue": "work is launched and does not start"}
 COVERAGE = {"measured": "measured", "model": "modelled", "extrapolated": "extrapolated", "fallback": "by roofline"}
 """How the time of a kernel is known."""
-RANKS_SHOWN = 16
 OUTSIDE_OPS = 0.05
 """Share of a measured step without any op, from which on it is said how long that is."""
 FELT = 1.01
 """Times as long as in a burst: steps that are slower by less are said to keep their time."""
 FAMILIES_NAMED = 3
+COSTS_NOTHING = 0.01
+"""Share of the step under which a gain is not worth a word."""
 
 
 def step_blocks(report: StepReport, top: int | None) -> Blocks:
@@ -81,43 +76,6 @@ def step_blocks(report: StepReport, top: int | None) -> Blocks:
     yield fact_lines(step_title(report), [*caution_facts(report.notes), *step_facts(report)])
     yield from _predicted_tables(report, top) if report.predicted else _measured_tables(report, top)
     yield from note_lines([note for note in report.notes if note not in report.cautions])
-
-
-def step_list_blocks(steps: StepList, top: int | None) -> Blocks:
-    """All steps of a trace, and what differs in the slow ones; ``top`` things of each."""
-    slow = [row for row in steps.steps if row.slow]
-    about = f"{plural(len(slow), 'step')} of {len(steps.steps)} more than 10 % slower" if slow else "none much slower"
-    yield fact_lines(steps.source or "the trace", [("step", f"{ms(steps.median_ms)} ms", f"median; {about}")])
-    ranks = len({row.rank for row in steps.steps}) > 1
-    columns: dict[str, Callable[[StepRow], str]] = {
-        "<step": lambda row: row.step,
-        "ms": lambda row: ms(row.ms),
-        "rank": lambda row: str(row.rank),
-        "active": lambda row: ms(row.device_active_ms),
-        "idle": lambda row: ms(row.device_idle_ms),
-        "kernels": lambda row: f"{row.kernels:,}",
-        "<bound": lambda row: row.bound or ("–" if row.device_active_ms else "host"),
-        "<": lambda row: "slow" if row.slow else "",
-    }
-    if not ranks:
-        del columns["rank"]
-    cells = [[cell(row) for cell in columns.values()] for row in steps.steps]
-    yield table("Steps, each of the rank that takes longest", list(columns), cells)
-    for row in slow:
-        longer = row.ms - steps.median_ms
-        named = [(more, *name.partition(": ")) for name, more in row.differs.items()]
-        if abs(rest := longer - sum(row.differs.values())) > 0.01 * longer:
-            named.append((rest, "the rest", "", ""))
-        rows = [[signed_ms(more), what, short_name(name)] for more, what, _, name in named]
-        if row.differs:
-            title = f"{row.step}: {ms(longer)} ms longer than the median step, which adds up from"
-            yield table(title, ["ms", "<what", "<name…"], rows, top)
-    if steps.stragglers is not None:
-        from foretrace.report.fleet import straggler_blocks
-
-        yield from straggler_blocks(cast("StragglerReport", steps.stragglers), top)
-    if steps.notes:
-        yield from note_lines(steps.notes)
 
 
 def step_title(report: StepReport) -> str:
@@ -262,7 +220,8 @@ def _measured_facts(report: StepReport) -> Iterator[Fact]:
         taken = f"with a sync per step{ahead}; profiled steps take {longer}"
         yield "unprofiled", ms_range([unprofiled.synced_ms]), taken
     if report.device_span_ms:
-        waited, step_ms = (sum(getattr(rank, name) for rank in ranks) / len(ranks) for name in ("wait_ms", "step_ms"))
+        waited = sum(rank.wait_ms or 0.0 for rank in ranks) / len(ranks)
+        step_ms = sum(rank.step_ms for rank in ranks) / len(ranks)
         exposed = report.exposed_communication_ms
         about = f"active, {percent(report.device_active_ms / step_ms if step_ms else 0.0)} of the step"
         about += f"; {ms(exposed)} ms of it exposed communication" if exposed else ""
@@ -275,7 +234,7 @@ def _measured_facts(report: StepReport) -> Iterator[Fact]:
             path += "; to the end of all that the step launched"
         outside = report.step_ms - report.critical_path_ms
         if len(ranks) == 1 and outside > OUTSIDE_OPS * report.step_ms:
-            path += f"; {ms(outside)} ms of the step are before its first op or after its last"
+            path += f"; {ms(outside)} ms of the step lie before or after it"
         if len(ranks) > 1 and report.critical_path_ranks:
             path += f"; {_path_ranks(report, report.critical_path_ms)}"
         yield "path", f"{ms(report.critical_path_ms)} ms", path
@@ -326,10 +285,10 @@ def _measured_limit(report: StepReport) -> str:
     held = held_back(report, "the others")
     mean = sum(rank.step_ms for rank in report.ranks) / len(report.ranks)
     if held:
-        return f"{held}; {_bound(report, mean)} of it" if report.device_span_ms else held
-    if not report.device_span_ms:
+        return f"{held}; {_bound(report, mean)} of it" if report.device_active_ms else held
+    if not report.device_span_ms and not report.device_active_ms:
         unseen = report.unrecorded_launches
-        return f"its {unseen:,} launches have no kernels in the trace" if unseen else "all of it on the host"
+        return f"its {unseen:,} launches have no kernels in the trace" if unseen else "no device work is recorded in it"
     return f"{_bound(report, mean)} of it{_mostly(report)}"
 
 
@@ -341,18 +300,34 @@ def _mostly(report: StepReport) -> str:
         return "; most of that time has no events of the host"
     if report.bound == "queue" and (unseen := _unrecorded_ms(report)):
         return f", {ms(unseen)} ms {UNRECORDED}, perhaps with earlier work"
+    if report.bound == "queue" and _lacks_kernels(report):
+        return ", and kernels are missing"
     cause, spent = next(iter(report.idle_causes.items()))
-    meaning = f" ({CAUSES[cause]})" if cause in OVERHEADS else ""
+    meaning = f" ({_causes(report)[cause]})" if cause in OVERHEADS else ""
     return f", {ms(spent)} ms for {cause}{meaning}"
+
+
+def _causes(report: StepReport) -> dict[str, str]:
+    """What causes of idle time mean: without any op, T1 is the time between launches.
+
+    >>> _causes(StepReport())["T1"], _causes(StepReport(overheads={"T2": HostOverhead(count=1)}))["T1"]
+    ('between launches', 'between ops')
+    """
+    ops = report.overheads.get("T2")
+    return CAUSES if ops and ops.count else {**CAUSES, "T1": "between launches"}
 
 
 def _bound(report: StepReport, step_ms: float) -> str:
     idle = report.device_idle_ms
     bound = report.bound or bound_by(step_ms, idle, report.idle_causes)
     idles = f"device idle {percent(idle / step_ms if step_ms else 0.0)}"
-    if bound == "queue" and _unrecorded_ms(report):
+    if bound == "queue" and (_unrecorded_ms(report) or _lacks_kernels(report)):
         return f"what limits it is unknown: no device work is recorded in {percent(idle / step_ms)}"
     return f"{BOUND[bound]}: {idles}" if bound else idles
+
+
+def _lacks_kernels(report: StepReport) -> bool:
+    return any(note.startswith(MISSING_KERNELS) for note in report.notes)
 
 
 def _unrecorded_ms(report: StepReport) -> float:
@@ -362,17 +337,24 @@ def _unrecorded_ms(report: StepReport) -> float:
 
 
 def held_back(report: StepReport, others: str) -> str:
-    """Which ranks hold the others back; empty where none does.
+    """Which ranks hold the others back, and what that costs the step; empty where none does.
 
     >>> from foretrace.analysis.report import Straggler
-    >>> held_back(StepReport(stragglers=[Straggler(6, 1.0, ""), Straggler(0, 1.0, "")]), "them")
-    'ranks 0 and 6 hold them back'
+    >>> late = [Straggler(6, 1.0, ""), Straggler(0, 1.0, "")]
+    >>> held_back(StepReport(stragglers=late, step_ms=9.0, straggler_gain_ms=0.5), "them")
+    'ranks 0 and 6 hold them back: 0.500 ms to gain'
+    >>> held_back(StepReport(stragglers=late[:1], step_ms=9.0, straggler_gain_ms=0.0), "them")
+    'rank 6 comes last, which makes the step no longer'
     """
     ranks = sorted(straggler.rank for straggler in report.stragglers)
     if not ranks:
         return ""
-    several = len(ranks) > 1
-    return f"rank{'s' * several} {join_words(ranks)} hold{'s' * (not several)} {others} back"
+    several, gain = len(ranks) > 1, report.straggler_gain_ms
+    named = f"rank{'s' * several} {join_words(ranks)}"
+    if gain is not None and gain < COSTS_NOTHING * report.step_ms:
+        return f"{named} come{'s' * (not several)} last, which makes the step no longer"
+    held = f"{named} hold{'s' * (not several)} {others} back"
+    return held if gain is None else f"{held}: {ms(gain)} ms to gain"
 
 
 def _path_kinds(report: StepReport) -> str:
@@ -408,11 +390,12 @@ def _coverage(report: StepReport) -> tuple[str, str]:
 def _predicted_tables(report: StepReport, top: int | None) -> Blocks:
     several = len(report.ranks) > 1
     if several:
-        yield _ranks(report)
-        yield from _stragglers(report)
+        from foretrace.report.ranks import rank_table, straggler_tables, waits_table
+
+        yield rank_table(report)
+        yield from straggler_tables(report)
         if report.waits_for:
-            waits = [[str(row.rank), str(row.waits_for), ms(row.ms), str(row.count)] for row in report.waits_for]
-            yield table("Waits between ranks", ["rank", "waits for", "ms", "times"], waits, top)
+            yield waits_table(report, top)
     if report.look_at:
         rows = [
             [percent(op.share), ms(op.ms), limit_of(op.mostly), short_name(op.name), op.phase,
@@ -433,11 +416,14 @@ def _predicted_tables(report: StepReport, top: int | None) -> Blocks:
 def _measured_tables(report: StepReport, top: int | None) -> Blocks:
     has_times = timed(report)
     several, known = len(report.ranks) > 1, has_times or report.peak_memory_bytes is not None
-    if (several and known) or (has_times and report.collectives):
-        yield _ranks(report)
-    yield from _stragglers(report)
-    if report.collectives:
-        yield _collectives(report, top)
+    if several or report.collectives or report.stragglers:
+        from foretrace.report.ranks import collective_table, rank_table, straggler_tables
+
+        if (several and known) or (has_times and report.collectives):
+            yield rank_table(report)
+        yield from straggler_tables(report)
+        if report.collectives:
+            yield collective_table(report, top)
     if report.idle:
         yield _idle_table(report, top)
     if report.critical_path:
@@ -454,87 +440,6 @@ def _measured_tables(report: StepReport, top: int | None) -> Blocks:
             yield _time_by(what, times, top, bool(report.device_span_ms)) if has_times else _calls_by(what, times, top)
 
 
-def _ranks(report: StepReport) -> RenderableType:
-    """What each rank does; the device's columns only where there is one."""
-    columns: dict[str, Callable[[RankReport], str]] = {
-        "rank": rank_label,
-        "step ms": lambda rank: ms(rank.step_ms),
-        "device span": lambda rank: ms(rank.device_span_ms),
-        "active": lambda rank: ms(rank.device_active_ms),
-        "idle": lambda rank: ms(rank.device_idle_ms),
-        "waits": lambda rank: ms(rank.wait_ms),
-        "comm": lambda rank: ms(rank.communication.communication_ms),
-        "exposed": lambda rank: ms(rank.communication.exposed_ms),
-        "bubble": lambda rank: ms(rank.bubble_ms),
-        "host": lambda rank: ms(rank.host_ms),
-        "peak": lambda rank: bytes_(rank.peak_memory_bytes),
-    }
-    ranks = report.ranks if report.predicted else sorted(report.ranks, key=lambda rank: rank.rank)
-    title, shown = some_ranks(ranks, lambda rank: rank.wait_ms)
-    if report.predicted:
-        left_out = ["idle", "comm", "peak"]
-        left_out += [] if any(rank.device_span_ms for rank in shown) else ["device span", "active", "bubble"]
-    else:
-        left_out = ["device span", "bubble", "host"]
-        left_out += [] if report.device_span_ms else ["active", "idle", "comm", "exposed"]
-        left_out += [] if timed(report) else ["step ms", "waits"]
-    if report.predicted and report.span_ms and report.span_ms != report.step_ms:
-        columns = {"span ms" if name == "step ms" else name: cell for name, cell in columns.items()}
-    for name in left_out:
-        del columns[name]
-    return _table(title, columns, shown)
-
-
-def rank_label(rank: RankReport) -> str:
-    """The number of a rank, and how many others it stands for.
-
-    >>> rank_label(RankReport(0, stands_for=8))
-    '0 and 7 more'
-    """
-    return f"{rank.rank} and {rank.stands_for - 1} more" if rank.stands_for > 1 else str(rank.rank)
-
-
-def some_ranks(ranks: Sequence[T], wait: Callable[[T], float]) -> tuple[str, list[T]]:
-    """The ranks that a table shows, and its title: all of them; of many, those that wait least and most.
-
-    >>> some_ranks([0, 1, 2], wait=float)
-    ('Ranks', [0, 1, 2])
-    >>> some_ranks(range(100), wait=float)[1][7:9]
-    [7, 92]
-    """
-    if len(ranks) <= RANKS_SHOWN:
-        return "Ranks", list(ranks)
-    places = sorted(range(len(ranks)), key=lambda place: wait(ranks[place]))
-    shown = sorted(places[: RANKS_SHOWN // 2] + places[-RANKS_SHOWN // 2 :])
-    title = f"The {RANKS_SHOWN} of {len(ranks)} ranks that wait least and most"
-    return title, [ranks[place] for place in shown]
-
-
-def _stragglers(report: StepReport) -> Blocks:
-    if report.stragglers:
-        rows = [[str(row.rank), ms(row.held_ms), row.why] for row in report.stragglers]
-        yield table("Stragglers", ["rank", "held ms", "<why…"], rows)
-
-
-def _collectives(report: StepReport, top: int | None) -> RenderableType:
-    columns: dict[str, Callable[[CollectiveRow], str]] = {
-        "<collective": lambda row: row.kind,
-        "size": lambda row: bytes_(row.nbytes or (0 if row.kind == "barrier" else None)),
-        "count": lambda row: str(row.count),
-        "transfer ms": lambda row: ms(row.transfer_ms),
-        "all of them": lambda row: ms(row.total_transfer_ms),
-        "waits of all ranks": lambda row: ms(row.wait_ms),
-    }
-    title = "Communication: ranks wait for the last one, then the transfer begins"
-    if len(report.ranks) == 1 or not timed(report):
-        title = "Communication"
-        del columns["waits of all ranks"]
-    if not timed(report):
-        del columns["transfer ms"], columns["all of them"]
-    rows = sorted(report.collectives, key=lambda row: -(row.total_transfer_ms + row.wait_ms))
-    return _table(title, columns, rows, top)
-
-
 def _critical_path(report: StepReport, top: int | None, with_rank: bool = True) -> RenderableType:
     columns: dict[str, Callable[[PathRow], str]] = {
         "share": lambda part: percent(part.share),
@@ -545,7 +450,7 @@ def _critical_path(report: StepReport, top: int | None, with_rank: bool = True) 
     }
     if not with_rank:
         del columns["rank"]
-    return _table("Critical path: only what is on it shortens the step", columns, report.critical_path, top)
+    return record_table("Critical path: only what is on it shortens the step", columns, report.critical_path, top)
 
 
 def _overheads(report: StepReport) -> RenderableType:
@@ -556,6 +461,7 @@ def _overheads(report: StepReport) -> RenderableType:
     rows = []
     shown = dict(OVERHEADS if report.device_span_ms else WITHOUT_LAUNCHES)
     more = sorted(report.overheads.keys() - OVERHEADS.keys(), key=lambda kind: -report.overheads[kind].ms)
+    shown["T1"] = _causes(report)["T1"] if report.device_span_ms else shown["T1"]
     for kind, meaning in [*shown.items(), *((kind, CAUSES.get(kind, "")) for kind in more)]:
         spent = report.overheads[kind]
         figures = [ms(spent.ms), f"{spent.count:.0f}", ms(spent.mean_us), percent(spent.share)]
@@ -565,8 +471,9 @@ def _overheads(report: StepReport) -> RenderableType:
 
 def _idle_table(report: StepReport, top: int | None) -> RenderableType:
     """What a measured step's device idles for, by cause and name."""
+    causes = _causes(report)
     rows = [
-        [percent(row.share), ms(row.ms), row.cause, short_name(row.name) or CAUSES.get(row.cause, "")]
+        [percent(row.share), ms(row.ms), row.cause, short_name(row.name) or causes.get(row.cause, "")]
         for row in report.idle
     ]
     title = f"Why the device idles {ms(report.device_idle_ms)} ms of the step: what the launching thread does"
@@ -594,7 +501,7 @@ def _time_by(what: str, rows: Sequence[TimeRow], top: int | None, on_device: boo
     }
     if not on_device:
         del columns["device ms"]
-    return _table(f"Time by {what}", columns, rows, top)
+    return record_table(f"Time by {what}", columns, rows, top)
 
 
 def _calls_by(what: str, rows: Sequence[TimeRow], top: int | None) -> RenderableType:
@@ -602,9 +509,3 @@ def _calls_by(what: str, rows: Sequence[TimeRow], top: int | None) -> Renderable
     often = sorted(rows, key=lambda row: (-row.count, row.name))
     cells = [[short_name(row.name) or "(none)", f"{row.count:,}"] for row in often]
     return table(f"Calls by {what}", [f"<{what}…", "count"], cells, top)
-
-
-def _table(
-    title: str, columns: dict[str, Callable[[T], str]], rows: Iterable[T], top: int | None = None
-) -> RenderableType:
-    return table(title, list(columns), [[cell(row) for cell in columns.values()] for row in rows], top)

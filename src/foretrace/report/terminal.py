@@ -7,9 +7,9 @@ their width, names are cut, but never so far that they say nothing.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -27,13 +27,14 @@ GAP = 2
 FILE_WIDTH = 120
 """Of a pipe or a file, which has no width of its own: few names are cut."""
 
+T = TypeVar("T")
 Fact = tuple[str, str, str]
 """A line of a headline: name, figure, what it means."""
 Blocks = Iterator[RenderableType]
 
 BLOCKS = {
     "StepReport": "step.step_blocks",
-    "StepList": "step.step_list_blocks",
+    "StepList": "step_list.step_list_blocks",
     "StepDifference": "comparisons.difference_blocks",
     "Check": "comparisons.check_blocks",
     "TableCheck": "comparisons.table_blocks",
@@ -106,6 +107,13 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], top
     if top is not None and len(rows) > top:
         parts.append(Text(f"… and {plural(len(rows) - top, 'row')} more", style="dim"))
     return Group(*parts)
+
+
+def record_table(
+    title: str, columns: dict[str, Callable[[T], str]], rows: Iterable[T], top: int | None = None
+) -> RenderableType:
+    """A titled table of records, with what each column shows of one."""
+    return table(title, list(columns), [[cell(row) for cell in columns.values()] for row in rows], top)
 
 
 class _Uncut:

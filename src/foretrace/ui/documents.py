@@ -48,7 +48,7 @@ class _Ranks:
     """The fields of a prediction that have other types in its JSON."""
 
     ranks: list[_RankFields]
-    wait_ms: dict[int, float]
+    wait_ms: dict[int, float | None]
 
 
 def read_prediction(document: Fields, name: str) -> StepReport:
@@ -71,7 +71,9 @@ def _decode(kind: type[T], document: Fields, name: str) -> T:
 
 def _whatif_page(document: Fields, name: str) -> Page:
     before, after = (read_prediction(document[side], name) for side in ("before", "after"))
-    return comparison_page(before, after, ("before", ", ".join(map(str, document["changes"]))))
+    notes = document.get("notes")
+    said = list(map(str, notes)) if isinstance(notes, list) else []
+    return comparison_page(before, after, ("before", ", ".join(map(str, document["changes"]))), said)
 
 
 def is_prediction(document: Fields) -> bool:

@@ -14,13 +14,14 @@ from foretrace.errors import ForetraceError
 from foretrace.record.folder import is_recording
 
 RECORDING, TRACE, DOCUMENT = "recording", "trace", "document"
-TRACES = (".json.gz", ".et", ".et.gz", ".chakra", ".chakra.gz")
+TRACES = (".json.gz", ".json.bz2", ".json.xz", ".json.zst", ".et", ".et.gz", ".chakra", ".chakra.gz")
 MAX_DEPTH, MAX_ITEMS = 4, 1000
 """How far down, and how many items are listed."""
 MAX_DOCUMENT_BYTES = 8 << 20
 """Size up to which a plain JSON file may be a prediction or a plan; a larger one is a trace."""
 TRACE_KEYS = (b'"traceEvents"', b'"nodes"', b'"ctrl_deps"')
 BEGINNING = 64 << 10
+"""Bytes of a file that say what it is."""
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ Fields = dict[str, str]
 """Fields of an address or a form."""
 
 JOBS_CACHED = 4
+"""Jobs that stay in memory, since a page is asked for again with other options; large ones take gigabytes."""
 PAGES_CACHED = 16
 """Pages of predictions that are kept with all that they show."""
 DEFAULT_PLATFORM = "h200"
@@ -229,7 +230,7 @@ def whatif_result(folder: Folder, fields: Fields) -> Page:
             report = partial(_tell, on_progress, name)
             found = what_if(_job(path), on, changes, on_progress=report)
             on_progress("drawing both")
-            return comparison_page(found.before, found.after, (name, ", ".join(found.changes)))
+            return comparison_page(found.before, found.after, (name, ", ".join(found.changes)), found.notes)
 
     return CACHE.page(("what if", *_asked(path, on), *changes), page)
 

@@ -23,6 +23,7 @@ MAX_BODY_BYTES = 64 << 10
 MAX_LENGTH_DIGITS = 18
 """Of a Content-Length; Python refuses to parse thousands of them."""
 MAX_FIELDS = 100
+"""Fields of a form: ours have ten."""
 METHODS = "GET, HEAD, POST"
 REQUEST_TIMEOUT_S = 20.0
 """How long a client may take to send its request."""

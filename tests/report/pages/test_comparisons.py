@@ -130,3 +130,8 @@ def test_a_difference_that_does_not_show_is_not_judged():
 def test_a_distribution_is_drawn_only_where_both_steps_have_one():
     forecast = ft.predict(sketched(4), on="h200")
     assert comparison_page(forecast, StepReport(platform="h200", step_ms=1.0)).charts["distribution"] is None
+
+
+def test_what_is_said_of_both_predictions_is_on_their_page():
+    page = comparison_page(StepReport(step_ms=1.0), StepReport(step_ms=2.0, notes=["mine"]), notes=["of both"])
+    assert page.values["notes"] == ["of both", "mine"]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
@@ -152,3 +153,9 @@ def test_the_measured_step_stands_beside_its_prediction():
 def test_what_the_memory_is_for_adds_up_to_the_peak(forecast):
     memory = present(step_page(forecast).charts["memory"])
     assert sum(memory["at_peak"].values()) == memory["peak"] and "At the peak" in step_page(forecast).html()
+
+
+def test_what_was_measured_on_cpus_is_not_said_to_be_of_the_gpu(tmp_path):
+    job = Path(__file__).parents[3] / "examples" / "dlrm-4-ranks"
+    write_page(ft.predict(job, on="h200"), tmp_path / "page.html")
+    assert "on its CPUs, without a profiler" in (tmp_path / "page.html").read_text()

@@ -28,7 +28,7 @@ def page_of(result: Any) -> Page:
         case "WhatIf":
             from foretrace.report.pages.comparisons import comparison_page
 
-            return comparison_page(result.before, result.after, ("before", ", ".join(result.changes)))
+            return comparison_page(result.before, result.after, ("before", ", ".join(result.changes)), result.notes)
         case "Scaling":
             from foretrace.report.pages.comparisons import scaling_page
 

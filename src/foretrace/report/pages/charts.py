@@ -51,7 +51,7 @@ def parts(report: StepReport) -> Chart | None:
     """A predicted step as one bar: the device at work, then what it idles for."""
     if not report.step_ms or not report.kernels:
         return None
-    exposed, waits = report.exposed_communication_ms, [rank.wait_ms for rank in report.ranks]
+    exposed, waits = report.exposed_communication_ms, [rank.wait_ms or 0.0 for rank in report.ranks]
     waited = min(sum(waits) / len(waits), exposed) if waits else 0.0
     idle = dict(report.idle_causes)
     ends = [rank.start_ms + rank.step_ms for rank in report.ranks]
@@ -77,7 +77,7 @@ def parts(report: StepReport) -> Chart | None:
 def views(report: StepReport) -> Chart | None:
     """Time by phase, by kernel family, by module and by op: one at a time."""
     found: list[Piece] = []
-    waits = sum(rank.wait_ms for rank in report.ranks)
+    waits = sum(rank.wait_ms or 0.0 for rank in report.ranks)
     for title, times, counted in (
         ("phase", report.by_phase, "calls"),
         ("family", report.by_family, "kernels"),

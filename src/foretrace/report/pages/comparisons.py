@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -73,8 +73,10 @@ class Line(NamedTuple):
     """``good``, ``bad``, or nothing."""
 
 
-def comparison_page(before: StepReport, after: StepReport, names: tuple[str, str] = ("before", "after")) -> Page:
-    """The page of two predictions; ``names`` distinguish the two, or else their platforms do.
+def comparison_page(
+    before: StepReport, after: StepReport, names: tuple[str, str] = ("before", "after"), notes: Sequence[str] = ()
+) -> Page:
+    """The page of two predictions; ``names`` distinguish the two, or else their platforms do; ``notes`` are about both.
 
     >>> page = comparison_page(StepReport(platform="h200", step_ms=10.0), StepReport(platform="h200", step_ms=5.0))
     >>> "-50 %" in page.html()
@@ -106,7 +108,7 @@ def comparison_page(before: StepReport, after: StepReport, names: tuple[str, str
             "per_sample": per_sample,
             "path_change": signed_ms(sum(row.change_ms for row in difference.critical_path)),
             "samples": " → ".join(f"{report.samples:,}" for report in pair) if per_sample else "",
-            "notes": list(dict.fromkeys([*before.notes, *after.notes])),
+            "notes": list(dict.fromkeys([*notes, *before.notes, *after.notes])),
             "cautions": list(dict.fromkeys([*before.cautions, *after.cautions])),
             "rows": [(row, change_name(row), signed_ms(row.change_ms)) for row in rows],
         },

@@ -21,6 +21,7 @@ from foretrace.report.step import COVERAGE
 TENSORS_SHOWN = 6
 """Tensors of a call whose shapes are shown."""
 MAX_TEXT = 160
+"""Characters of an argument or a name that a page carries: a step has thousands."""
 NOBODY = -1
 """The rank that a kernel waits for, where it waits for none."""
 PER_US = 10.0

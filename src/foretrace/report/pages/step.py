@@ -14,7 +14,8 @@ from foretrace.report.formatting import bytes_, ms, off, signed
 from foretrace.report.pages import charts
 from foretrace.report.pages.page import Chart, Page
 from foretrace.report.pages.timeline import timelines
-from foretrace.report.step import CAUSES, WITHOUT_LAUNCHES, rank_label, step_facts, step_title, where, which_step
+from foretrace.report.ranks import rank_label
+from foretrace.report.step import CAUSES, WITHOUT_LAUNCHES, step_facts, step_title, where, which_step
 from foretrace.report.terminal import Fact
 
 TABLE_ROWS = 300
@@ -86,7 +87,10 @@ def _baseline(report: StepReport, seen: StepReport | None) -> list[Fact]:
         return []
     unprofiled = seen.unprofiled.synced_ms if seen.unprofiled else None
     measured = unprofiled or seen.step_ms
-    devices = sorted({graph.device for graph in seen.workings.graphs if graph.device})
+    graphs = seen.workings.graphs
+    devices = sorted({graph.device for graph in graphs if graph.device})
+    if not any(len(graph.kernels) for graph in graphs):
+        devices = ["its CPUs"]
     how = "without a profiler" if unprofiled else "profiled, which slows the host"
     there = f"on {', '.join(devices)}, " if devices else ""
     meaning = f"{there}{how}; predicted {signed(report.step_ms / measured - 1)}"
@@ -145,7 +149,7 @@ def _predicted_ranks(report: StepReport) -> Chart | None:
     for rank in report.ranks[:MAX_RANKS_DRAWN]:
         exposed = rank.communication.exposed_ms
         about = f"step {ms(rank.step_ms)} ms, bubble {ms(rank.bubble_ms)} ms"
-        idle, waits = report.step_ms - rank.device_active_ms, min(rank.wait_ms, exposed)
+        idle, waits = report.step_ms - rank.device_active_ms, min(rank.wait_ms or 0.0, exposed)
         rows.append(charts.RankBar(rank_label(rank), rank.device_active_ms, exposed, waits, idle, about))
     return charts.ranks(rows)
 
@@ -156,7 +160,7 @@ def _measured_ranks(report: StepReport) -> Chart | None:
     for rank in sorted(report.ranks, key=lambda rank: rank.rank) if report.device_span_ms else []:
         peak = f", at most {bytes_(rank.peak_memory_bytes)}" if rank.peak_memory_bytes else ""
         about, times = f"step {ms(rank.step_ms)} ms{peak}", rank.communication
-        bar = rank.device_active_ms, times.exposed_ms, times.exposed_wait_ms, rank.device_idle_ms
+        bar = rank.device_active_ms, times.exposed_ms, times.exposed_wait_ms or 0.0, rank.device_idle_ms
         rows.append(charts.RankBar(str(rank.rank), *bar, about))
     return charts.ranks(rows)
 

@@ -30,6 +30,7 @@ PHASE_KINDS = {"forward": "forward", "backward": "backward", "optimizer": "optim
 PER_US = 10.0
 """The columns' unit is a tenth of a microsecond."""
 MAX_NAME = 160
+"""Characters of a name that a page carries: those of templates have thousands."""
 
 Label = tuple[str, str, str]
 """Name, kind and op of an interval."""

@@ -1,0 +1,106 @@
+"""The ranks of a step in the terminal: what each does, who waits for whom, and their collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from rich.console import RenderableType
+
+from foretrace.analysis.report import CollectiveRow, RankReport, StepReport
+from foretrace.report.formatting import bytes_, ms
+from foretrace.report.step import timed
+from foretrace.report.terminal import Blocks, record_table, table
+
+T = TypeVar("T")
+RANKS_SHOWN = 16
+"""Of more ranks, those that wait least and most are shown: all of them fill a screen."""
+
+
+def rank_table(report: StepReport) -> RenderableType:
+    """What each rank does; the device's columns only where there is one."""
+    columns: dict[str, Callable[[RankReport], str]] = {
+        "rank": rank_label,
+        "step ms": lambda rank: ms(rank.step_ms),
+        "device span": lambda rank: ms(rank.device_span_ms),
+        "active": lambda rank: ms(rank.device_active_ms),
+        "idle": lambda rank: ms(rank.device_idle_ms),
+        "waits": lambda rank: ms(rank.wait_ms),
+        "comm": lambda rank: ms(rank.communication.communication_ms),
+        "exposed": lambda rank: ms(rank.communication.exposed_ms),
+        "bubble": lambda rank: ms(rank.bubble_ms),
+        "host": lambda rank: ms(rank.host_ms),
+        "peak": lambda rank: bytes_(rank.peak_memory_bytes),
+    }
+    ranks = report.ranks if report.predicted else sorted(report.ranks, key=lambda rank: rank.rank)
+    title, shown = some_ranks(ranks, lambda rank: rank.wait_ms or 0.0)
+    if report.predicted:
+        left_out = ["idle", "comm", "peak"]
+        left_out += [] if any(rank.device_span_ms for rank in shown) else ["device span", "active", "bubble"]
+    else:
+        left_out = ["device span", "bubble", "host"]
+        left_out += [] if report.device_span_ms else ["active", "idle", "comm", "exposed"]
+        left_out += [] if timed(report) else ["step ms", "waits"]
+    if report.predicted and report.span_ms and report.span_ms != report.step_ms:
+        columns = {"span ms" if name == "step ms" else name: cell for name, cell in columns.items()}
+    for name in left_out:
+        del columns[name]
+    return record_table(title, columns, shown)
+
+
+def rank_label(rank: RankReport) -> str:
+    """The number of a rank, and how many others it stands for.
+
+    >>> rank_label(RankReport(0, stands_for=8))
+    '0 and 7 more'
+    """
+    return f"{rank.rank} and {rank.stands_for - 1} more" if rank.stands_for > 1 else str(rank.rank)
+
+
+def some_ranks(ranks: Sequence[T], wait: Callable[[T], float]) -> tuple[str, list[T]]:
+    """The ranks that a table shows, and its title: all of them; of many, those that wait least and most.
+
+    >>> some_ranks([0, 1, 2], wait=float)
+    ('Ranks', [0, 1, 2])
+    >>> some_ranks(range(100), wait=float)[1][7:9]
+    [7, 92]
+    """
+    if len(ranks) <= RANKS_SHOWN:
+        return "Ranks", list(ranks)
+    places = sorted(range(len(ranks)), key=lambda place: wait(ranks[place]))
+    shown = sorted(places[: RANKS_SHOWN // 2] + places[-RANKS_SHOWN // 2 :])
+    title = f"The {RANKS_SHOWN} of {len(ranks)} ranks that wait least and most"
+    return title, [ranks[place] for place in shown]
+
+
+def straggler_tables(report: StepReport) -> Blocks:
+    """The ranks that others wait for, with the reason; nothing where there is none."""
+    if report.stragglers:
+        rows = [[str(row.rank), ms(row.held_ms), row.why] for row in report.stragglers]
+        yield table("Stragglers", ["rank", "held ms", "<why…"], rows)
+
+
+def collective_table(report: StepReport, top: int | None) -> RenderableType:
+    """Collectives by kind and size: transfers, and waits where several ranks are there."""
+    columns: dict[str, Callable[[CollectiveRow], str]] = {
+        "<collective": lambda row: row.kind,
+        "size": lambda row: bytes_(row.nbytes or (0 if row.kind == "barrier" else None)),
+        "count": lambda row: str(row.count),
+        "transfer ms": lambda row: ms(row.transfer_ms),
+        "all of them": lambda row: ms(row.total_transfer_ms),
+        "waits of all ranks": lambda row: ms(row.wait_ms),
+    }
+    title = "Communication: ranks wait for the last one, then the transfer begins"
+    if len(report.ranks) == 1 or not timed(report):
+        title = "Communication"
+        del columns["waits of all ranks"]
+    if not timed(report):
+        del columns["transfer ms"], columns["all of them"]
+    rows = sorted(report.collectives, key=lambda row: -((row.total_transfer_ms or 0.0) + (row.wait_ms or 0.0)))
+    return record_table(title, columns, rows, top)
+
+
+def waits_table(report: StepReport, top: int | None) -> RenderableType:
+    """Which rank waits for which, and how long."""
+    rows = [[str(row.rank), str(row.waits_for), ms(row.ms), str(row.count)] for row in report.waits_for]
+    return table("Waits between ranks", ["rank", "waits for", "ms", "times"], rows, top)
