@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
+import lzma
 import os
 import resource
 import socket
 import subprocess
+import sys
 import threading
 import time
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import zstandard
 
 from foretrace import files
 from foretrace.files import descriptor_of, open_input, read_bounded, read_chunks, read_json_chunks
@@ -48,6 +53,46 @@ def test_plain_and_gzipped_files_give_the_same_bytes(tmp_path: Path) -> None:
     (tmp_path / "packed").write_bytes(gzip.compress(text[:6_000_000]) + gzip.compress(text[6_000_000:]))
     assert b"".join(read_chunks(tmp_path / "plain")) == text
     assert b"".join(read_chunks(tmp_path / "packed")) == text
+
+
+def zstd(data: bytes) -> bytes:
+    return zstandard.ZstdCompressor(write_checksum=True).compress(data)
+
+
+PACK: dict[str, Callable[[bytes], bytes]] = {".bz2": bz2.compress, ".xz": lzma.compress, ".zst": zstd}
+
+
+@pytest.mark.parametrize("suffix", PACK)
+def test_other_ways_to_compress_a_trace_give_the_same_bytes(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"trace.json{suffix}"
+    path.write_bytes(PACK[suffix](b'{"traceEvents": []}' * 100_000))
+    assert b"".join(read_chunks(path)) == b'{"traceEvents": []}' * 100_000
+
+
+@pytest.mark.parametrize("suffix", PACK)
+def test_a_damaged_one_says_so(tmp_path: Path, suffix: str) -> None:
+    packed = bytearray(PACK[suffix](os.urandom(1 << 16) * 20))
+    packed[len(packed) // 2] ^= 0xFF
+    path = tmp_path / f"trace.json{suffix}"
+    path.write_bytes(packed)
+    with pytest.raises(ForetraceError, match=r"is not a sound (bzip2|xz|Zstandard) file"):
+        list(read_chunks(path))
+
+
+def test_without_zstandard_it_says_what_to_install(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    path = tmp_path / "trace.json.zst"
+    path.write_bytes(zstd(b"{}"))
+    with pytest.raises(ForetraceError, match="pip install zstandard"):
+        list(read_chunks(path))
+
+
+@pytest.mark.parametrize("suffix", PACK)
+def test_bombs_of_all_kinds_are_refused(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"trace.json{suffix}"
+    path.write_bytes(PACK[suffix](b"[" + b" " * (80 << 20)))
+    with pytest.raises(ForetraceError, match="which no trace does"):
+        list(read_chunks(path))
 
 
 def test_an_empty_file_says_so(tmp_path: Path) -> None:

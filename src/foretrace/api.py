@@ -122,7 +122,7 @@ def difference(before: StepReport, after: StepReport) -> StepDifference:
 
 
 def benchmark(what: Graph | Job | str | Path, out: str | Path, choices: Choices | None = None) -> Path:
-    """Write a benchmark of a training step: a folder that runs anywhere, with neither the model's code nor its data.
+    """Write a benchmark of a training step: a folder that needs torch alone, without the model's code and its data.
 
     Parameters
     ----------
@@ -593,16 +593,21 @@ def read(
     from foretrace.record.script import sketch_command  # here, since it brings torch
 
     graph = sketch_command(script, "cuda" if device == "cuda" else None, world or script.world)
-    return Job([graph], graph.source)
+    job = Job([graph], graph.source)
+    if graph.world > 1 or graph.programs:
+        return job
+    return _for_device(job, device, sketched=True)
 
 
-def _for_device(job: Job, device: str) -> Job:
-    """A job as it is; a recording of CPUs that is asked for on GPUs, with its tensors there."""
+def _for_device(job: Job, device: str, sketched: bool = False) -> Job:
+    """A job as it is; one of CPUs that is asked for on GPUs, with its tensors there and a note."""
     if device == "cpu" or any(len(graph.kernels) for graph in job.graphs):
         return job
-    from foretrace.transforms.to_gpu import lies_on_host, on_gpu
+    if not all(graph.lies_on_host for graph in job.graphs):
+        return job
+    from foretrace.transforms.to_gpu import on_gpu  # here, since most steps lie there already
 
-    return replace(job, graphs=[*map(on_gpu, job.graphs)]) if all(map(lies_on_host, job.graphs)) else job
+    return replace(job, graphs=[on_gpu(graph, sketched) for graph in job.graphs])
 
 
 def script_of(what: str | Path) -> Script | None:

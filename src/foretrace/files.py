@@ -1,7 +1,7 @@
-"""Reading files named by users: plain, gzipped or from a shell's pipe, bounded in size, refused with one line.
+"""Reading files named by users: plain, compressed or from a shell's pipe, bounded in size, refused with one line.
 
-Every package reads through here, so that pipes, device nodes, links and gzip bombs are handled in one place. Standard
-library only, plus ISA-L's faster gunzip where it is installed.
+Every package reads through here, so that pipes, device nodes, links and decompression bombs are handled in one place.
+Standard library only, plus ISA-L's faster gunzip and Zstandard where they are installed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from foretrace.errors import ForetraceError
 
@@ -23,7 +23,7 @@ GZIP_MAGIC = b"\x1f\x8b"
 FIRST_CHUNK_BYTES, CHUNK_BYTES = 1 << 16, 1 << 22
 """The first chunk is small: it often suffices to recognise a file's format."""
 BOMB_BYTES, BOMB_RATIO = 64 << 20, 200
-"""A file that has unpacked to more bytes than this, and to more than this many times what was read of it, is a gzip
+"""A file that has unpacked to more bytes than this, and to more than this many times what was read of it, is a
 bomb: traces shrink 10 to 60 times. What was read counts, not the file's size: else most of a bomb would be unpacked."""
 MAX_PIPED_BYTES = 2 << 30
 """Limit for a pipe such as ``<(zcat trace.json.gz)``: no trace that could be shown is larger, and some processes write
@@ -37,7 +37,7 @@ _piped: dict[tuple[int, int], BinaryIO] = {}
 
 
 def read_chunks(path: Path) -> Iterator[bytes]:
-    """The bytes of a file, unpacked if it is gzipped, a few megabytes at a time.
+    """The bytes of a file, unpacked if it is compressed (gzip, bzip2, xz, Zstandard), a few megabytes at a time.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp()); _ = (folder / "a.json").write_bytes(b"{}")
@@ -46,12 +46,13 @@ def read_chunks(path: Path) -> Iterator[bytes]:
     """
     try:
         with open_input(path) as file:
-            magic = file.read(2)
+            magic = file.read(MAGIC_BYTES)
             file.seek(0)
             if not magic:
                 raise ForetraceError(f"{path} is empty (0 bytes)", "Record it again, or leave it out.")
-            if magic == GZIP_MAGIC:
-                yield from _unpacked_chunks(path, file)
+            compression = next((known for start, known in COMPRESSIONS.items() if magic.startswith(start)), None)
+            if compression is not None:
+                yield from _unpacked_chunks(path, file, compression)
             elif path.suffix == ".gz":
                 raise ForetraceError(
                     f"{path} is called .gz but is not gzipped", "Rename it without .gz, or gzip it and try again."
@@ -235,32 +236,81 @@ def _unpacked(data: bytes, limit: int) -> bytes:
     return found
 
 
-def _gunzip() -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """The class that unpacks a gzipped file, and the errors it raises for damaged data."""
+Unpacker = tuple[Callable[..., Any], tuple[Any, ...]]
+"""What opens a compressed file, and the errors it raises for damaged data."""
+
+
+def _gunzip() -> Unpacker:
     damaged = (gzip.BadGzipFile, zlib.error)
     try:
         from isal import igzip, isal_zlib
     except ImportError:  # there is no wheel of it for some machines
-        return gzip.GzipFile, damaged
-    return igzip.GzipFile, (*damaged, isal_zlib.error)
+        return lambda file, mode: gzip.GzipFile(fileobj=file, mode=mode), damaged
+    return lambda file, mode: igzip.GzipFile(fileobj=file, mode=mode), (*damaged, isal_zlib.error)
 
 
-def _unpacked_chunks(path: Path, file: BinaryIO) -> Iterator[bytes]:
+def _bunzip() -> Unpacker:
+    import bz2
+
+    return bz2.BZ2File, (OSError, ValueError)
+
+
+def _unxz() -> Unpacker:
+    import lzma
+
+    return lzma.LZMAFile, (lzma.LZMAError,)
+
+
+def _unzstd() -> Unpacker:
+    import zstandard
+
+    def opened(file: BinaryIO, mode: str) -> Any:
+        return zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
+
+    return opened, (zstandard.ZstdError,)
+
+
+class Compression(NamedTuple):
+    """A way to compress a file."""
+
+    name: str
+    suffix: str
+    unpacker: Callable[[], Unpacker]
+
+
+COMPRESSIONS = {
+    GZIP_MAGIC: Compression("gzip", ".gz", _gunzip),
+    b"BZh": Compression("bzip2", ".bz2", _bunzip),
+    b"\xfd7zXZ\0": Compression("xz", ".xz", _unxz),
+    b"\x28\xb5\x2f\xfd": Compression("Zstandard", ".zst", _unzstd),
+}
+"""By the bytes that a file begins with."""
+MAGIC_BYTES = max(map(len, COMPRESSIONS))
+
+
+def _unpacked_chunks(path: Path, file: BinaryIO, compression: Compression) -> Iterator[bytes]:
     packed = os.fstat(file.fileno()).st_size
     total, size = 0, FIRST_CHUNK_BYTES
-    gzip_file, damaged = _gunzip()
-    with gzip_file(fileobj=file, mode="rb") as stream:
+    try:
+        unpacker, damaged = compression.unpacker()
+    except ImportError:
+        raise ForetraceError(
+            f"{path} is compressed with {compression.name}, which Python does not read by itself",
+            "Install zstandard (pip install zstandard), or unpack the file.",
+        ) from None
+    with unpacker(file, mode="rb") as stream:
         while True:
             try:
                 chunk: bytes = stream.read(size)
             except EOFError:
                 raise ForetraceError(
-                    f"{path} ends in the middle of its gzip data (byte {packed:,})",
+                    f"{path} ends in the middle of its {compression.name} data (byte {packed:,})",
                     "The program that wrote or copied it probably stopped: record or copy it again, or leave it out.",
                 ) from None
             except damaged as error:
                 raise ForetraceError(
-                    f"{path} is not a sound gzip file ({error}, near byte {file.tell():,})", "Copy it again."
+                    f"{path} is not a sound {compression.name} file ({error}, near byte {file.tell():,})",
+                    "Copy it again.",
                 ) from None
             if not chunk:
                 return

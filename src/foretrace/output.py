@@ -24,6 +24,7 @@ HEADER_BYTES = 64 << 10
 PIPE_READER_WAIT_S = 30.0
 """How long to wait until a named pipe has a reader."""
 PIPE_POLL_S = 0.05
+"""How often it is tried whether a pipe has a reader: too short to be noticed."""
 
 
 @dataclass(frozen=True)

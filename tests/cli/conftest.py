@@ -13,6 +13,22 @@ import pytest
 from foretrace.cli.app import run as run_subcommand
 from tests.cli.samples import step_of_two_ops
 
+SCRIPT = """
+import torch
+
+def make_step():
+    with torch.device("cuda"):
+        model, given = torch.nn.Linear(64, 8), torch.randn(32, 64)
+    update = torch.optim.AdamW(model.parameters())
+
+    def step():
+        update.zero_grad()
+        model(given).sum().backward()
+        update.step()
+
+    return step
+"""
+
 
 class Ran(NamedTuple):
     code: int
@@ -35,4 +51,12 @@ def foretrace(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
 def trace(tmp_path: Path) -> Path:
     path = tmp_path / "trace.json"
     path.write_text(json.dumps(step_of_two_ops()))
+    return path
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """A training script with a step that takes no time to sketch."""
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
     return path

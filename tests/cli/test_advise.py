@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-
-from tests.cli.test_gate import SCRIPT
 
 
-def test_plans_are_listed_with_how_to_apply_them(foretrace, tmp_path: Path):
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
+def test_plans_are_listed_with_how_to_apply_them(foretrace, script):
     ran = foretrace("advise", script, "--on", "h200", "--world", "1", "--json")
     assert ran.code == 0, ran.err
     fields = json.loads(ran.out)
@@ -19,9 +14,7 @@ def test_plans_are_listed_with_how_to_apply_them(foretrace, tmp_path: Path):
     assert wrong.code == 2 and "is no time" in wrong.err
 
 
-def test_a_target_that_no_plan_reaches_names_the_nearest_and_what_stands_in_the_way(foretrace, tmp_path: Path):
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
+def test_a_target_that_no_plan_reaches_names_the_nearest_and_what_stands_in_the_way(foretrace, script):
     ran = foretrace("advise", script, "--target", "0.0001ms", "--workers", "1")
     assert ran.code == 0 and "no plan reaches 0.0001 ms: the nearest takes" in ran.out and "device work" in ran.out
     none = foretrace("advise", script, "--memory", "0.0001")

@@ -7,10 +7,12 @@ import time
 
 import pytest
 
+from foretrace.calibration.fitting import KEPT
 from foretrace.calibration.machine import Outcome, exclusive
 from foretrace.calibration.timing import kernels as measuring
 from foretrace.calibration.timing.timer import HostTimer
 from foretrace.platform.measurements.kernels import read_batches
+from foretrace.platform.prior import AUTO
 from tests.machines import platform_folder
 
 
@@ -19,8 +21,8 @@ def asked(monkeypatch):
     """What `foretrace calibrate` would have measured."""
     calls = []
 
-    def calibrate(out, parts, minutes, on, families, like, on_progress, until):
-        assert until > time.monotonic()
+    def calibrate(out, parts, minutes, on, families, like, on_progress, until, prior):
+        assert until > time.monotonic() and prior == AUTO
         calls.append((out, parts, minutes, on, tuple(families), like))
         return Outcome(notes=["it was warm"])
 
@@ -144,10 +146,10 @@ def test_of_the_ranks_of_a_torchrun_one_speaks(foretrace, tmp_path, asked, monke
 def test_measurements_are_fitted_anew_without_the_machine(foretrace, tmp_path, monkeypatch):
     fitted = []
     monkeypatch.setattr(
-        "foretrace.calibration.fitting.fit", lambda out, raw, on_progress: fitted.append((out, raw)) or []
+        "foretrace.calibration.fitting.fit", lambda out, raw, on_progress, prior: fitted.append((out, raw, prior)) or []
     )
     assert foretrace("calibrate", "fit", "--out", tmp_path, "--raw", tmp_path / "kept").code == 0
-    assert fitted == [(tmp_path, tmp_path / "kept")]
+    assert fitted == [(tmp_path, tmp_path / "kept", KEPT)]
 
 
 def test_where_nothing_was_measured_nothing_is_fitted(foretrace, tmp_path):

@@ -283,3 +283,13 @@ def test_a_recorded_job_of_cpus_is_predicted_on_gpus_and_where_it_ran(foretrace,
     ran = foretrace("predict", job, "--fabric", tmp_path / "gloo")
     assert ran.code == 0 and "rank 2 holds them back" in ran.out
     assert "GiB" not in ran.out and "of the device time" not in ran.out, "no device has a part in it"
+
+
+def test_a_prediction_of_a_recorded_step_says_what_was_measured(foretrace, tmp_path):
+    ran = foretrace("predict", RECORDING, "--on", "h200", "--json")
+    said = json.loads(ran.out)
+    assert [
+        note for note in said["cautions"] if note.startswith("the recorded step took another time: 3.36 ms on NVIDIA")
+    ]
+    other = foretrace("predict", RECORDING, "--on", "a100", "--json")
+    assert "took" not in str(json.loads(other.out)["cautions"]), "of another device nothing was measured"

@@ -41,7 +41,7 @@ def test_what_takes_long_is_said_in_a_log_now_and_then(capsys, monkeypatch):
     with progress_bar() as on_progress:
         on_progress(Progress("sweeping", 3, 1200))
         time.sleep(0.2)
-    assert "foretrace: sweeping, 3 of 1,200 …\n" in capsys.readouterr().err
+    assert "foretrace: sweeping … 3 of 1,200, 0 s\n" in capsys.readouterr().err
 
 
 def test_what_is_done_soon_shows_no_spinner(capsys, monkeypatch):

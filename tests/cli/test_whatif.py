@@ -3,32 +3,8 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
-
-SCRIPT = """
-import torch
-
-def make_step():
-    with torch.device("cuda"):
-        model, given = torch.nn.Linear(64, 8), torch.randn(32, 64)
-    update = torch.optim.AdamW(model.parameters())
-
-    def step():
-        update.zero_grad()
-        model(given).sum().backward()
-        update.step()
-
-    return step
-"""
-
-
-@pytest.fixture
-def script(tmp_path: Path) -> Path:
-    path = tmp_path / "train.py"
-    path.write_text(SCRIPT)
-    return path
 
 
 def test_a_what_if_shows_before_and_after(foretrace, script):

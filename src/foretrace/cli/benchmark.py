@@ -1,4 +1,4 @@
-"""`foretrace benchmark`: a recorded step as a folder that runs anywhere."""
+"""`foretrace benchmark`: a recorded step as a folder that needs torch alone."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def benchmark(
     ranks: Ranks = None,
     batch: Batch = None,
 ) -> None:
-    """Write a step as a benchmark that runs anywhere.
+    """Write a step as a benchmark that needs torch alone.
 
     Its calls become plain Python, with neither the model's code nor its data.
-    It needs torch to run, and nothing of Foretrace: python OUT/run.py
+    It runs without Foretrace: python OUT/run.py
     """
     from foretrace.api import benchmark as write
 

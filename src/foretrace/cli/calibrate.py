@@ -50,6 +50,7 @@ APPLIES_TO = {
     "--family": (What.ALL, What.CPU, What.DEVICE),
     "--for": (What.ALL, What.CPU, What.DEVICE),
     "--raw": (What.FIT,),
+    "--prior": (What.ALL, What.DEVICE, What.FIT),
     "DIR": (What.IMPORT,),
     "--from": (What.IMPORT,),
     "--gpu": (What.IMPORT,),
@@ -96,21 +97,32 @@ def calibrate(
     gpu: Annotated[
         str | None, typer.Option(help="With import: the GPU, where the folder has tables of several.")
     ] = None,
+    prior: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="The platform that kernel models start from, by name or folder; none to start from nothing.",
+            show_default="what is known of this GPU",
+        ),
+    ] = None,
 ) -> None:
     """Measure this machine, to predict steps on it.
 
     Kernels on its GPU or CPU, calls on its host, collectives between ranks (under torchrun). It may be stopped at any
     time: the same command continues.
     """
-    from foretrace.calibration.fitting import fit, require_fitter
+    from foretrace.calibration.fitting import KEPT, fit, require_fitter
     from foretrace.calibration.machine import SHARES, Outcome, exclusive, is_first_rank
     from foretrace.calibration.machine import calibrate as measure
     from foretrace.cost_models.kernels.families import check_families
     from foretrace.errors import ForetraceError
     from foretrace.platform.platform import check_out
+    from foretrace.platform.prior import AUTO
     from foretrace.platform.registry import CPU, user_platforms
 
-    options = {"--minutes": minutes, "--on": on, "--family": family, "--for": like, "--raw": raw}
+    options = {
+        "--minutes": minutes, "--on": on, "--family": family, "--for": like, "--raw": raw, "--prior": prior,
+    }  # fmt: skip
     _check(what, {**options, "DIR": tables, "--from": source, "--gpu": gpu})
     check_families(family or ())
     if out is None and what is not What.CPU:
@@ -131,11 +143,11 @@ def calibrate(
         with _created(out), progress_bar(hidden=not is_first_rank()) as on_progress:
             if what is What.FIT:
                 with exclusive(out):
-                    outcome = Outcome(notes=fit(out, raw, on_progress=on_progress))
+                    outcome = Outcome(notes=fit(out, raw, on_progress=on_progress, prior=prior or KEPT))
             else:
                 until = time.monotonic() + 60 * minutes
                 step = _step(like, on)
-                outcome = measure(out, parts, minutes, on, family or (), step, on_progress, until)
+                outcome = measure(out, parts, minutes, on, family or (), step, on_progress, until, prior or AUTO)
     except KeyboardInterrupt:
         print(f"foretrace: stopped; {_how_to_continue(out)}", file=sys.stderr)
         raise

@@ -24,11 +24,10 @@ def check(
     from foretrace.errors import ForetraceError
     from foretrace.platform.registry import load_platform
     from foretrace.report import show
-    from foretrace.transforms.to_gpu import lies_on_host
 
     with working("predicting"):
         job, where = load(recording), load_platform(on)
-        if where.device.kind != "cpu" and all(map(lies_on_host, job.graphs)):
+        if where.device.kind != "cpu" and all(graph.lies_on_host for graph in job.graphs):
             raise ForetraceError(
                 f"{recording} was recorded on a CPU, and {where.name} is a GPU: no prediction can be checked",
                 "`foretrace calibrate cpu` measures this CPU once, in 3 minutes; then check it with --on cpu.",

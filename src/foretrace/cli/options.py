@@ -277,8 +277,8 @@ def _paths(inputs: Iterable[str | Path | None]) -> Iterator[Path]:
 
 
 @contextmanager
-def beside(say: Callable[[threading.Event], None]) -> Iterator[None]:
-    """Run something in a thread beside a block of code; the event that it gets says that the block is done."""
+def in_background(say: Callable[[threading.Event], None]) -> Iterator[None]:
+    """Run something in a thread while a block of code runs; the event that it gets says that the block is done."""
     done = threading.Event()
     saying = threading.Thread(target=say, args=[done], daemon=True)
     saying.start()
@@ -303,5 +303,5 @@ def working(text: str) -> Iterator[None]:
             on_progress(Progress(text))
             done.wait()
 
-    with beside(say):
+    with in_background(say):
         yield

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from foretrace.cli.options import beside
+from foretrace.cli.options import in_background
 
 if TYPE_CHECKING:
     from foretrace._progress import OnProgress, Progress
@@ -59,8 +60,10 @@ def _logged(latest: list[Progress]) -> AbstractContextManager[None]:
     """Print the latest report now and then."""
 
     def log(done: threading.Event) -> None:
+        began = time.monotonic()
         while not done.wait(LOG_EVERY_S):
             text, made, of = latest[-1]
-            print(f"foretrace: {text}{f', {made:,.0f} of {of:,.0f}' if of else ''} …", file=sys.stderr, flush=True)
+            how_far = f"{made:,.0f} of {of:,.0f}, " if of else ""
+            print(f"foretrace: {text} … {how_far}{time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
 
-    return beside(log)
+    return in_background(log)

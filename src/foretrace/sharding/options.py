@@ -22,6 +22,7 @@ SENT_BYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "int8": 1.0, "fp8": 1.0}
 MIN_COLUMNS = 16
 """Columns of a column-wise shard at least: narrower rows fill no 32-byte sector at 2 bytes each."""
 COLUMN_SHARDS = (2, 4, 8)
+"""Parts that the columns of a table are cut into."""
 MAX_WORLD = 4096
 """Ranks for which a search still ends within its time."""
 

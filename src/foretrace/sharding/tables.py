@@ -33,6 +33,7 @@ HISTOGRAM_TOLERANCE = 0.02
 """How far the sum of a histogram's shares may be from one, since they are rounded."""
 MAX_ROWS, MAX_DIM, MAX_FEATURES, MAX_POOLING, MAX_BINS = 10**12, 1 << 16, 10**6, 1e6, 40
 MAX_TABLES = 1_000_000
+"""Beyond these, a file is damaged, or its columns are mixed up."""
 MAX_FILE_BYTES = 256 << 20
 """A million tables take less."""
 YAML_SUFFIXES, CSV_SUFFIXES = (".yaml", ".yml", ".yaml.gz", ".yml.gz"), (".csv", ".csv.gz")

@@ -18,6 +18,7 @@ from foretrace.sharding.search.state import LOAD, MEMORY, OptionCosts, PlanState
 from foretrace.sharding.shards import Floats
 
 SECONDS = 5.0
+"""Time limit of the integer program."""
 RELATIVE_GAP = 1e-4
 """How near to the optimum the solution must be proven."""
 
