@@ -316,7 +316,7 @@ def _check_show(case: Case) -> None:
         case.expect(
             active + idle <= step_ms * 1.01 + 0.01, f"active and idle of rank {rank}: {active} {idle} {step_ms}"
         )
-        case.expect(fields["wait_ms"].get(rank, 0.0) <= step_ms * 1.001, f"rank {rank} waits longer than its step")
+        case.expect((fields["wait_ms"].get(rank) or 0.0) <= step_ms * 1.001, f"rank {rank} waits longer than its step")
     kernels = sum(fields["kernel_ms"].values()) / max(1, len(fields["kernel_ms"]))
     for table in ("by_op", "by_family", "by_phase"):
         total = sum(row["device_ms"] for row in fields[table])

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from benchmarks.lib.model_kinds import KINDS as OTHER
 from benchmarks.lib.workloads import Step
 from benchmarks.lib.zoo import CUDA, ZOO, logits_of, trained
 
@@ -36,13 +37,19 @@ LANGUAGE = (
 )  # fmt: skip
 
 
-def drawn(seed: int) -> tuple[str, Callable[[], Step]]:
-    """A model by number: what it is, and how to build its step on the current device."""
-    dice = random.Random(f"model {seed}")
-    kind = dice.choices(list(KINDS), list(KINDS.values()))[0]
+def drawn(seed: int, other: bool = False) -> tuple[str, Callable[[], Step]]:
+    """A model by number: what it is, and how to build its step on the current device.
+
+    Models of images and language; ``other`` ones are of `benchmarks.lib.model_kinds`.
+    """
+    dice = random.Random(f"{'other ' if other else ''}model {seed}")
+    kinds = {name: share for name, (_, share) in OTHER.items()} if other else KINDS
+    kind = dice.choices(list(kinds), list(kinds.values()))[0]
     options: dict[str, Any] = {"optimizer": OPTIMIZERS[dice.choice(list(OPTIMIZERS))]}
     options["dtype"] = dice.choice([torch.bfloat16, torch.bfloat16, torch.float16, None, None])
     options["clip"] = dice.choice([None, None, 1.0])
+    if other:
+        return kind, partial(OTHER[kind][0], dice, options)
     name, build = _BUILD[kind](dice)
     return f"{kind} {name}", partial(build, options)
 

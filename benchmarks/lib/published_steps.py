@@ -64,18 +64,24 @@ def simumax() -> Iterator[PublishedStep]:
     with gzip.open(shared("public/simumax") / "b200_8gpu_megatron_steps.csv.gz", "rt") as file:
         listed = list(csv.DictReader(file))
     for one in listed:
-        if not one["model"].startswith("llama") or "_cp" in one["case"]:
+        if not one["model"].startswith("llama"):
             continue
-        ranks = {name: int(count) for name, count in re.findall(r"(tp|pp|dp)(\d+)", one["case"])}
+        ranks = {name: int(count) for name, count in re.findall(r"(tp|pp|dp|cp|seq)(\d+)", one["case"])}
         microbatches = int(one["micro_batches"])
         parallel = [f"data={ranks['dp']},zero1,mixed,microbatches={microbatches}"]
         parallel += [f"tensor={ranks['tp']},sequence"] if ranks["tp"] > 1 else []
         parallel += [f"pipeline={ranks['pp']}"] if ranks["pp"] > 1 else []
-        preset = one["model"].removeprefix("llama3-")
-        model = _program("megatron_llama", preset=preset, layers=one["layer_num"], batch=microbatches)
+        parallel += [f"context={ranks['cp']}"] if "cp" in ranks else []
+        size = {"preset": one["model"].removeprefix("llama3-"), "layers": one["layer_num"], "batch": microbatches}
+        if "405b" in one["model"]:
+            size["key-heads"] = 16  # as SimuMax's configuration has it; Llama 3.1 405B has 8
+        if "seq" in ranks:
+            size["seq"] = ranks["seq"]
+        model = _program("megatron_llama", **size)
         row = TableRow(model, "b200", float(one["real_ms"]), ",".join(parallel), "fuse=elementwise")
         reserved = float(one["max_reserved_mb_rank0"]) / 1024
-        yield PublishedStep("simumax", one["case"].removesuffix("_cef"), row, float(one["real_alloc_gib"]), reserved)
+        source = "simumax context" if "cp" in ranks else "simumax"
+        yield PublishedStep(source, one["case"].removesuffix("_cef"), row, float(one["real_alloc_gib"]), reserved)
 
 
 def vtrain() -> Iterator[PublishedStep]:
@@ -112,7 +118,10 @@ def published() -> list[PublishedStep]:
 
 
 def is_fitted(one: PublishedStep) -> bool:
-    """Whether a shipped stack was fitted on a row: every second one of its table; of vTrain's many nodes none."""
-    if one.source == "vtrain multi_node":
+    """Whether a shipped stack was fitted on a row: every second one of its table.
+
+    Of vTrain's many nodes, and of context parallel steps, it was fitted on none.
+    """
+    if one.source in ("vtrain multi_node", "simumax context"):
         return False
     return [row.name for row in published() if row.source == one.source].index(one.name) % 2 == 0

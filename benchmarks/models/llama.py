@@ -8,9 +8,10 @@ foretrace predict --on h100 --parallel data=8,sharded,mixed -- python benchmarks
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
+from llama_shapes import SHAPES, Shape
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import (
@@ -20,26 +21,8 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-
-@dataclass(frozen=True)
-class Shape:
-    """Size of a Llama and of the text it is trained on."""
-
-    layers: int
-    dim: int
-    heads: int
-    key_heads: int
-    hidden: int
-    vocabulary: int = 128256
-    seq: int = 8192
-
-
-PRESETS = {
-    "tiny": Shape(2, 64, 4, 2, 128, 512, 32),
-    "8b": Shape(32, 4096, 32, 8, 14336),
-    "70b": Shape(80, 8192, 64, 8, 28672),
-    "405b": Shape(126, 16384, 128, 8, 53248),
-}
+TINY_SEQ, SEQ = 32, 8192
+"""Tokens of a text: of the tiny one, and as torchtitan's default."""
 
 
 class RMSNorm(nn.Module):
@@ -110,14 +93,14 @@ def half_of_the_gemms() -> object:
 class Llama(nn.Module):
     """``recompute`` keeps only each block's input for the backward pass, or some more (``selective``)."""
 
-    def __init__(self, shape: Shape, recompute: str) -> None:
+    def __init__(self, shape: Shape, seq: int, recompute: str) -> None:
         super().__init__()
         self.recompute = recompute
         self.words = nn.Embedding(shape.vocabulary, shape.dim)
         self.layers = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.norm, self.output = RMSNorm(shape.dim), nn.Linear(shape.dim, shape.vocabulary, bias=False)
         width = shape.dim // shape.heads
-        turns = torch.outer(torch.arange(shape.seq), 500000.0 ** -(torch.arange(0, width, 2) / width)).float()
+        turns = torch.outer(torch.arange(seq), 500000.0 ** -(torch.arange(0, width, 2) / width)).float()
         self.register_buffer("angles", torch.polar(torch.ones_like(turns), turns), persistent=False)
 
     def forward(self, text: Tensor) -> Tensor:
@@ -133,20 +116,21 @@ class Llama(nn.Module):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--preset", choices=list(PRESETS), default="tiny")
+    parser.add_argument("--preset", choices=list(SHAPES), default="tiny")
     parser.add_argument("--layers", type=int)
     parser.add_argument("--seq", type=int)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--recompute", choices=["full", "selective"], default="")
     args = parser.parse_args()
-    shape = PRESETS[args.preset]
-    shape = replace(shape, layers=args.layers or shape.layers, seq=args.seq or shape.seq)
+    shape = SHAPES[args.preset]
+    shape = replace(shape, layers=args.layers or shape.layers)
+    seq = args.seq or (TINY_SEQ if args.preset == "tiny" else SEQ)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with torch.device(device):
-        model = Llama(shape, args.recompute)
+        model = Llama(shape, seq, args.recompute)
         angles = model.angles
         model.bfloat16().angles = angles
-        text = torch.randint(shape.vocabulary, (args.batch, shape.seq + 1))
+        text = torch.randint(shape.vocabulary, (args.batch, seq + 1))
     optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
     for _ in range(3):
         optimizer.zero_grad()

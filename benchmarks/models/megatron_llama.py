@@ -7,31 +7,12 @@ benchmarks/models/megatron_llama.py --preset 70b --layers 12 --batch 4
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
+from llama_shapes import SHAPES, Shape
 from torch import Tensor, nn
 from torch.nn import functional
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Size of a Llama."""
-
-    layers: int
-    dim: int
-    heads: int
-    key_heads: int
-    hidden: int
-    vocabulary: int = 128256
-
-
-PRESETS = {
-    "tiny": Shape(2, 64, 4, 2, 128, 512),
-    "8b": Shape(32, 4096, 32, 8, 14336),
-    "70b": Shape(80, 8192, 64, 8, 28672),
-    "405b": Shape(126, 16384, 128, 16, 53248),
-}
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -98,13 +79,14 @@ class Llama(nn.Module):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--preset", choices=list(PRESETS), default="tiny")
+    parser.add_argument("--preset", choices=list(SHAPES), default="tiny")
     parser.add_argument("--layers", type=int)
+    parser.add_argument("--key-heads", type=int)
     parser.add_argument("--seq", type=int, default=4096)
     parser.add_argument("--batch", type=int, default=1)
     args = parser.parse_args()
-    shape = PRESETS[args.preset]
-    shape = replace(shape, layers=args.layers or shape.layers)
+    shape = SHAPES[args.preset]
+    shape = replace(shape, layers=args.layers or shape.layers, key_heads=args.key_heads or shape.key_heads)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with torch.device(device):
         model = Llama(shape, args.seq).bfloat16()

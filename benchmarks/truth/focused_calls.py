@@ -26,7 +26,7 @@ from foretrace.calibration.timing.kernels import (
     warm_up,
 )
 from foretrace.calibration.timing.workers import Workers, workers_for
-from foretrace.cost_models.kernels.families import HELD_OUT, case_number
+from foretrace.cost_models.kernels.families import DRAWN, HELD_OUT, case_number
 from foretrace.graph import Op
 from foretrace.platform.measurements.kernels import SUFFIX, Batch
 
@@ -53,10 +53,17 @@ def _is_full_precision(op: Op) -> bool:
     return op.tensors[0].dtype == "float32"
 
 
+def _is_sequence(op: Op) -> bool:
+    """A convolution of sequences."""
+    return len(op.tensors[0].shape) == 3
+
+
 FOCUS: dict[str, tuple[str, Callable[[Op], bool], float]] = {
     "full": ("convolutions", _is_full_precision, 3.0),
     "turned": ("convolutions", lambda op: _is_turned(op) and _is_full_precision(op), 1.5),
     "grouped": ("grouped_convolutions", _is_full_precision, 3.0),
+    "groups": ("grouped_convolutions", lambda op: True, 4.0),
+    "sequences": ("convolutions", _is_sequence, 2.0),
     "dense gradients": ("lookups", lambda op: op.name == "aten::embedding_dense_backward", 2.0),
     "places": ("indexing", lambda op: op.name.startswith(("aten::gather", "aten::scatter", "aten::_index_put")), 2.0),
     "experts": ("matrix", lambda op: op.name == "aten::_grouped_mm", 1.0),
@@ -101,24 +108,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--minutes", type=float, default=3.0)
+    parser.add_argument("--only", nargs="*", default=[*FOCUS, *NEW], help="kinds, and families that are new")
     parser.add_argument("--on")
     given = parser.parse_args()
     device = find_device(given.on)
-    whole = sum(NEW.values()) + sum(share for _, _, share in FOCUS.values())
+    kinds = [focus for focus in FOCUS if focus in given.only]
+    new = {name: share for name, share in NEW.items() if name in given.only}
+    whole = sum(new.values()) + sum(FOCUS[focus][2] for focus in kinds)
+    planned = any(DRAWN[name].slow_to_plan for name in (*new, *(FOCUS[focus][0] for focus in kinds)))
     warm_up(device)
-    with Workers(device, workers_for(device, 60 * given.minutes)) as workers:
+    with Workers(device, workers_for(device, 60 * given.minutes) if planned else 0) as workers:
         for series, part in (("", 1 - HELD_OUT_SHARE), (HELD_OUT, HELD_OUT_SHARE)):
             out = given.out / "heldout" if series else given.out
             out.mkdir(parents=True, exist_ok=True)
             minutes = given.minutes * part
-            for focus in reversed(FOCUS):  # workers start meanwhile
+            for focus in reversed(kinds):  # workers start meanwhile
                 seconds = 60 * minutes * FOCUS[focus][2] / whole
                 begun = time.monotonic()
                 count = measure_focus(focus, out, device, seconds, series, workers)
                 print(f"{series or 'to fit'} {focus}: {count} in {time.monotonic() - begun:.1f} s", flush=True)
-            shares = sum(NEW.values()) / whole
+            if not new:
+                continue
+            shares = sum(new.values()) / whole
             done = measure_families(
-                out, device, minutes * shares, list(NEW), series=series, shares=NEW, workers=workers
+                out, device, minutes * shares, list(new), series=series, shares=new, workers=workers
             )
             for family in done:
                 print(f"{series or 'to fit'} {family.family}: {family.cases}, {family.failed} failed {family.problem}",

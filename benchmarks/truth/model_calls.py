@@ -4,8 +4,8 @@
     python -m benchmarks.truth.model_calls measure CALLS OUT --minutes 4
 
 ``sketch`` writes the distinct calls of `benchmarks.lib.model_pool`'s models, a file a family. ``measure`` times them on
-the device, in an order of its own, each family for its share of the time. The calls of every ninth model go into
-``heldout``, for models to be scored on.
+the device, in an order of its own, each family for its share of the time; calls that no family covers are timed where
+``--only other`` asks for them. The calls of every ninth model go into ``heldout``, for models to be scored on.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
@@ -43,16 +43,28 @@ from foretrace.record.sketch.sketch import sketch
 HELD_OUT = "heldout"
 EVERY = 9
 """Each so many-th model's calls are held out."""
-SHARES = {"convolutions": 10.0, "grouped_convolutions": 5.0, "recurrent": 2.0}
-"""Of the time, by family; 1 for the others."""
-ROUND, PLANNED = 128, 56
-"""Calls that are measured in a row; and by each worker, where a library plans slowly."""
+HELD_OUT_SHARE = 0.12
+"""Of the time, for what is held out."""
+SHARES = {
+    "convolutions": 10.0, "grouped_convolutions": 8.0, "recurrent": 3.0, "fourier": 3.0, "linear_algebra": 2.0,
+    "lookups": 2.0, "indexing": 2.0, "sorting": 2.0, "resampling": 2.0, "grid_sampling": 2.0, "matrix": 2.0,
+}  # fmt: skip
+"""Of the time, by family; 1 for the others: more where planning is slow or where models were far off."""
+ROUND, PLANNED, ALONE = 128, 56, 8
+"""Calls that are measured in a row; by each worker, where a library plans slowly; and of those that no family covers,
+whose arguments may not fit each other: such a call may end the process."""
+OTHER = "other"
+"""Name of the file of calls that no family covers."""
 MAX_BYTES = 2 * 2**30
 """Calls of larger tensors are left out."""
 
 
-def write_calls(out: Path, first: int, last: int) -> None:
-    """Sketch models by number, and write their calls; models that were done before are left out."""
+def write_calls(out: Path, first: int, last: int, other: bool = False, seconds: float = float("inf")) -> None:
+    """Sketch models by number, and write their calls; models that were done before are left out.
+
+    It ends early once the seconds are over.
+    """
+    end = time.monotonic() + seconds
     done = out / "models.txt"
     out.mkdir(parents=True, exist_ok=True)
     seen = {
@@ -60,7 +72,9 @@ def write_calls(out: Path, first: int, last: int) -> None:
     }
     known = {int(line.split()[0]) for line in done.read_text().splitlines()} if done.exists() else set()
     for number in sorted(set(range(first, last)) - known):
-        begun, (name, build) = time.monotonic(), drawn(number)
+        if time.monotonic() > end:
+            break
+        begun, (name, build) = time.monotonic(), drawn(number, other)
         try:
             cases = step_cases(sketch(build, device="cuda"), "cuda")
         except Exception as error:  # models at random: some can't be built as they are drawn
@@ -73,7 +87,7 @@ def write_calls(out: Path, first: int, last: int) -> None:
         by_family: defaultdict[str, list[Measurement]] = defaultdict(list)
         for case in fresh:
             family = family_of(case.op)
-            by_family[family.name if family else "other"].append(Measurement(case))
+            by_family[family.name if family else OTHER].append(Measurement(case))
         for family_name, found in by_family.items():
             folder = out / HELD_OUT if number % EVERY == 0 else out
             folder.mkdir(exist_ok=True)
@@ -112,11 +126,13 @@ class WrittenCalls(CaseRange):
         return islice(iter(calls_in(self.path)), self.first, self.last)
 
 
-def measure_calls(calls: Path, out: Path, device: Any, minutes: float, workers: Workers) -> None:
+def measure_calls(
+    calls: Path, out: Path, device: Any, minutes: float, workers: Workers, only: Collection[str] = ()
+) -> None:
     """Time the calls of a folder's files until the time is up; each family goes on where it ended."""
     out.mkdir(parents=True, exist_ok=True)
     files = {path.name.removesuffix(SUFFIX): path for path in sorted(calls.glob(f"*{SUFFIX}"))}
-    files = {name: path for name, path in files.items() if name in DRAWN}
+    files = {name: path for name, path in files.items() if (name in only if only else name in DRAWN)}
     at = {name: next_case_in(out / path.name, device_name(device)) for name, path in files.items()}
     spent = dict.fromkeys(files, 0.0)
     counts, machine = dict.fromkeys(files, 0), machine_facts(device)
@@ -125,11 +141,11 @@ def measure_calls(calls: Path, out: Path, device: Any, minutes: float, workers: 
         left = [name for name in files if at[name] < len(calls_in(files[name]))]
         if not left:
             break
-        slow = [name for name in left if DRAWN[name].slow_to_plan]
+        slow = [name for name in left if name in DRAWN and DRAWN[name].slow_to_plan]
         usable = left if workers.ready or not workers.workers else [name for name in left if name not in slow] or left
         name = min(usable, key=lambda name: spent[name] / SHARES.get(name, 1.0))
         planned = workers.ready and name in slow
-        length = PLANNED if planned else ROUND
+        length = PLANNED if planned else ALONE if name == OTHER else ROUND
         some = WrittenCalls(name, at[name], at[name] + length, 0, device.type, "models", files[name])
         path = out / files[name].name
         if planned:
@@ -150,18 +166,21 @@ def main() -> int:
     parser.add_argument("out", type=Path, nargs="?")
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--last", type=int, default=400)
-    parser.add_argument("--minutes", type=float, default=4.0)
+    parser.add_argument("--other", action="store_true", help="the models of benchmarks.lib.model_kinds")
+    parser.add_argument("--only", nargs="*", default=[], help="families; all where none is named")
+    parser.add_argument("--minutes", type=float, default=4.0, help="of measuring")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="of sketching")
     parser.add_argument("--on")
     given = parser.parse_args()
     if given.what == "sketch":
         warnings.simplefilter("ignore")
-        write_calls(given.calls, given.first, given.last)
+        write_calls(given.calls, given.first, given.last, given.other, given.seconds)
         return 0
     device = find_device(given.on)
     warm_up(device)
-    with Workers(device, workers_for(device, 60 * given.minutes)) as workers:
-        measure_calls(given.calls, given.out, device, 0.88 * given.minutes, workers)
-        measure_calls(given.calls / HELD_OUT, given.out / HELD_OUT, device, 0.12 * given.minutes, workers)
+    with Workers(device, 0 if given.only == [OTHER] else workers_for(device, 60 * given.minutes)) as workers:
+        for part, share in (("", 1 - HELD_OUT_SHARE), (HELD_OUT, HELD_OUT_SHARE)):
+            measure_calls(given.calls / part, given.out / part, device, share * given.minutes, workers, given.only)
     return 0
 
 

@@ -19,7 +19,8 @@ from benchmarks.lib.published_steps import MODELS
 from benchmarks.lib.table import keep
 from foretrace.api import read
 from foretrace.platform.registry import load_platform
-from foretrace.whatif.plan_search import Search, Simulator
+from foretrace.whatif.plan_search import Search
+from foretrace.whatif.plan_simulator import Simulator
 from foretrace.whatif.plans import factors_of, settings
 from foretrace.whatif.what_if import one_step
 

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.claims.accuracy.accuracy_single import geomean
+from benchmarks.lib.correlation import rank_correlation
 from benchmarks.lib.table import RTX_4090, keep
 from benchmarks.truth.sketched import keep_sketch
 from foretrace import load
@@ -108,16 +109,6 @@ def scored(key: Key, measured: dict[str, float], out: Path, platform: Platform) 
     return row
 
 
-def rank_correlation(rows: list[dict[str, Any]]) -> float:
-    """Spearman's, of the published with the predicted speed-ups.
-
-    >>> rank_correlation([{"speed-up": a, "predicted": b} for a, b in ((1.0, 1.1), (2.0, 1.2), (3.0, 1.5))])
-    1.0
-    """
-    places = np.array([np.argsort(np.argsort([row[name] for row in rows])) for name in ("speed-up", "predicted")])
-    return round(float(np.corrcoef(places)[0, 1]), 6)
-
-
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("out", type=Path)
@@ -133,7 +124,7 @@ def main() -> int:
     platform = Platform.named(GPU)
     there = [key for key in keys if all((folder_of(chosen.out, key, mode) / "job.json").exists() for mode in TABLES)]
     rows = [scored(key, times[key], chosen.out, platform) for key in there]
-    correlation = rank_correlation(rows)
+    correlation = round(rank_correlation(*([row[name] for row in rows] for name in ("speed-up", "predicted"))), 6)
     ratio = [abs(row["predicted"] / row["speed-up"] - 1) for row in rows]
     print(f"{len(rows)} models, rank correlation {correlation:.3f}, speed-up off {geomean(ratio):.1%} (geometric mean)")
     for mode in TABLES:

@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.lib.fleet import heavy_tail, recorded_steps
 from benchmarks.lib.table import keep
-from foretrace.fleet.adding import find_recordings
+from foretrace.fleet.recordings import find_recordings
 from foretrace.fleet.store import Store
 
 COUNT, SAMPLE, WORKERS = 10_000, (100, 300), 2

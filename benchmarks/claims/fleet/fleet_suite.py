@@ -24,15 +24,15 @@ import numpy as np
 
 import foretrace as ft
 from benchmarks.lib.fleet import heavy_tail, recorded_steps, varied_jobs
+from benchmarks.lib.suite_methods import METHODS
 from benchmarks.lib.table import H200, keep
 from foretrace.fleet.mix import COLLECTIVE, FAMILY, TOTAL, Mix, mix_of
 from foretrace.fleet.parts import PartTimes
 from foretrace.fleet.record import StepRecord
 from foretrace.fleet.reduction import reduce_step
-from foretrace.fleet.response import HOST, SETTINGS
-from foretrace.fleet.selection import METHODS, Choice, choose, choose_with_parts, exchange, largest_error, weights_of
+from foretrace.fleet.response import HOST, SETTINGS, StepResponse
+from foretrace.fleet.selection import Choice, choose, choose_with_parts, exchange, largest_error, weights_of
 from foretrace.fleet.store import to_table
-from foretrace.fleet.whatif import response_of
 
 MEASURED_ON = H200
 COUNT, SIZE, LIMIT, EXCHANGES = 400, 12, 0.03, 4
@@ -65,7 +65,7 @@ def fleet(paths: list[Path]) -> tuple[list[StepRecord], dict[tuple[str, str], li
         record = reduce_step(ft.predict(job, "h200", kernels="model"), job)
         record = replace(record, id=f"{number:04d}", name=name, gpu_hours=hours[number])
         records.append(record)
-        slower = response_of(record).ms(dict.fromkeys(HOST, 2.0)) / record.step_ms
+        slower = StepResponse(np.array(record.response)).ms(dict.fromkeys(HOST, 2.0)) / record.step_ms
         others = [ft.predict(job, on, kernels="model") for on in PLATFORMS]
         forecasts[record.id, ""] = [*(other.step_ms / record.step_ms for other in others), slower]
         steps = [PartTimes(other.workings) for other in others if other.workings and record.parts]

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.lib.correlation import rank_correlation
 from benchmarks.lib.sharding_candidates import costing_of
 from benchmarks.lib.sharding_loads import EXTRA, Candidate, fresh, seen, timed_tasks
 from benchmarks.lib.sharding_tasks import Task
@@ -40,10 +41,6 @@ def gmae(ratios: Floats) -> float:
     return float(np.exp(np.log(np.maximum(np.abs(ratios - 1), 1e-4)).mean()))
 
 
-def places(values: Floats) -> Floats:
-    return np.asarray(np.argsort(np.argsort(values)), np.float64)
-
-
 def scored(task: Task, candidates: dict[str, Candidate], platform: Platform) -> dict[str, Any]:
     """A task: what was picked, and what would have been the best."""
     costing = costing_of(task, platform)
@@ -59,7 +56,7 @@ def scored(task: Task, candidates: dict[str, Candidate], platform: Platform) -> 
     row = {
         "task": task.name, "tables": len(task.tables), "ranks": task.ranks.world, "candidates": len(names),
         "picked": names[picked], "ms": cost[picked] / 1e3, "loss": float(cost[picked] / cost.min() - 1),
-        "rank correlation": float(np.corrcoef(places(np.array(expected)), places(cost))[0, 1]),
+        "rank correlation": rank_correlation(expected, true),
         "slowest rank": gmae(np.array(slowest)),
     }  # fmt: skip
     if "torchrec" in names:

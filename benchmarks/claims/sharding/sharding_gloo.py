@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.lib.correlation import rank_correlation
 from benchmarks.lib.sharding_gloo_costs import machine, predicted
 from benchmarks.lib.table import XEON, keep
 from benchmarks.truth.sharding_gloo_jobs import PHASES, WORLDS, jobs, owners
@@ -44,26 +45,22 @@ def measured(out: Path) -> dict[str, dict[str, Any]]:
     return {line["job"]: line for text in data for line in map(json.loads, text.splitlines())}
 
 
-def places(values: list[float]) -> np.ndarray:
-    return np.argsort(np.argsort(values))
-
-
 def medians(steps: dict[str, list[float]], first: int = 0, every: int = 1) -> dict[str, float]:
     return {plan: statistics.median(ms[first::every]) for plan, ms in steps.items()}
 
 
-def score(name: str, told: dict[str, Any], expected: dict[str, float]) -> dict[str, Any]:
+def score(name: str, timed: dict[str, Any], expected: dict[str, float]) -> dict[str, Any]:
     """A job: the plan that was picked against the fastest, and where the picked one's step went."""
-    ms, even, odd = medians(told["steps"]), medians(told["steps"], 0, 2), medians(told["steps"], 1, 2)
+    ms, even, odd = medians(timed["steps"]), medians(timed["steps"], 0, 2), medians(timed["steps"], 1, 2)
     pick, fastest = min(expected, key=lambda plan: expected[plan]), min(ms.values())
-    order = np.corrcoef(places(list(expected.values())), places([ms[plan] for plan in expected]))
+    order = rank_correlation(list(expected.values()), [ms[plan] for plan in expected])
     return {
-        "job": name, "rounds": len(told["steps"][pick]), "fastest ms": fastest, "picked": pick, "picked ms": ms[pick],
-        "predicted ms": expected[pick], "loss": ms[pick] / fastest - 1, "spearman": float(order[0, 1]),
+        "job": name, "rounds": len(timed["steps"][pick]), "fastest ms": fastest, "picked": pick,
+        "picked ms": ms[pick], "predicted ms": expected[pick], "loss": ms[pick] / fastest - 1, "spearman": order,
         "spread": max(ms.values()) / fastest - 1,
         "noise": statistics.mean(abs(even[plan] / odd[plan] - 1) for plan in ms),
         "again": odd[min(even, key=lambda plan: even[plan])] / min(odd.values()) - 1,
-        "phases": {phase: max(told["phases"][pick][phase]) for phase in PHASES},
+        "phases": {phase: max(timed["phases"][pick][phase]) for phase in PHASES},
     }  # fmt: skip
 
 

@@ -3,127 +3,78 @@ layer by layer, with graph breaks), the optimizer's step or the whole step, and 
 its own update as SOAP does, are recorded again and again: none dies, none differs in its losses, every recording can
 be read and has the graphs of its programs.
 
-    python -m benchmarks.claims.usability.compiled_jobs [--runs 20] [KIND …]
+``vary`` says whether runs without the recorder differ from each other as well: kernels are chosen by timing them. Only
+then a loss may be off by a rounding of float32; ``off`` is how far it is at most.
+
+Jobs of the optimizer's step and of the whole step were run again after a first run in which the recorder ended all of
+them: it could not read kernels that update many tensors.
+
+    python -m benchmarks.claims.usability.compiled_jobs FOLDER      (what benchmarks.truth.recorded_jobs wrote)
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import subprocess
 import sys
-import tempfile
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.table import keep
-from foretrace.record.recording import load_recording
+from benchmarks.lib.table import H200, keep
+from benchmarks.truth.recorded_jobs import RESULT
 
-JOB = '''
-import sys
-import torch
-
-class Block(torch.nn.Module):
-    def __init__(self, breaks):
-        super().__init__()
-        self.norm, self.wide, self.narrow = torch.nn.LayerNorm(32), torch.nn.Linear(32, 64), torch.nn.Linear(64, 32)
-        self.breaks = breaks
-
-    def forward(self, given):
-        made = torch.nn.functional.gelu(self.wide(self.norm(given)))
-        if self.breaks:
-            torch._dynamo.graph_break()
-        return given + self.narrow(made)
-
-class Whitened(torch.optim.Optimizer):
-    """Preconditions gradients by their second moments, in compiled functions: what SOAP does."""
-
-    def __init__(self, weights):
-        super().__init__(weights, {"lr": 0.01})
-        self.update = torch.compile(lambda moment, gradient: moment.mul(0.9).add_(gradient @ gradient.T, alpha=0.1))
-        self.apply = torch.compile(lambda weight, moment, gradient: weight.sub_(0.01 * (moment @ gradient).tanh()))
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        for weight in self.param_groups[0]["params"]:
-            gradient = weight.grad.view(len(weight), -1)
-            state = self.state[weight]
-            state["moment"] = self.update(state.get("moment", torch.eye(len(weight))), gradient)
-            self.apply(weight.view(len(weight), -1), state["moment"], gradient)
-
-torch.manual_seed(0)
-kind = sys.argv[1]
-model = torch.nn.Sequential(*(Block(kind == "graph breaks") for _ in range(3)))
-chosen = Whitened if kind == "compiles inside the optimizer" else torch.optim.AdamW
-optimizer = chosen(model.parameters())
-given, run, update = torch.randn(16, 32), model, optimizer.step
-if kind in ("model", "graph breaks"):
-    run = torch.compile(model)
-elif kind == "reduce-overhead":
-    run = torch.compile(model, mode="reduce-overhead")
-elif kind == "regional":
-    for block in model:
-        block.compile()
-elif kind == "optimizer":
-    update = torch.compile(lambda: optimizer.step())
-
-def step():
-    loss = run(given).square().mean()
-    loss.backward()
-    update()
-    optimizer.zero_grad()
-    return loss
-
-once = torch.compile(step) if kind == "whole step" else step
-print([once().item() for _ in range(24)])
-'''
-KINDS = (
-    "model", "reduce-overhead", "regional", "graph breaks", "optimizer", "whole step", "compiles inside the optimizer",
-)  # fmt: skip
+MEASURED_ON = H200
+ROUNDING = 2.0**-23
+"""A float32 and the next one differ by so much at most, as a share of them."""
 HARM = ("died", "other_losses", "unreadable", "without_graphs")
-SCHEDULE = ("--warmup", "4", "--plain", "4", "--profile", "2")
 
 
-def outcome(kind: str, runs: int, folder: Path) -> dict[str, Any]:
-    """What becomes of one kind of job in so many runs."""
-    script = folder / "train.py"
-    script.write_text(JOB)
-    job = [sys.executable, str(script), kind]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    alone = subprocess.run(job, capture_output=True, text=True, check=True, env=environment).stdout
-    row: dict[str, Any] = {"job": kind, "runs": runs, **dict.fromkeys(HARM, 0)}
-    for run in range(runs):
-        out = folder / f"{kind}-{run}".replace(" ", "-")
-        command = [sys.executable, "-m", "foretrace", "record", "--out", str(out), *SCHEDULE, "--", *job]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment)
-        row["died"] += done.returncode != 0
-        row["other_losses"] += done.stdout != alone
-        shown = subprocess.run(
-            [sys.executable, "-m", "foretrace", "show", str(out), "--json"], capture_output=True, text=True
-        )
-        row["unreadable"] += shown.returncode != 0 or not json.loads(shown.stdout)
-        if shown.returncode == 0:
-            programs = load_recording(out).graphs[0].programs
-            row["without_graphs"] += not programs or any(program.failed for program in programs)
-            row["programs"] = len(programs)
-    return row
+def off(losses: str, others: str) -> float:
+    """The largest relative difference between two runs' losses; infinite where there are none.
+
+    >>> off("[1.0, 2.0]", "[1.0, 2.5]"), off("", "[1.0]")
+    (0.25, inf)
+    """
+    try:
+        pairs = list(zip(json.loads(losses), json.loads(others), strict=True))
+    except ValueError:
+        return float("inf")
+    return max((abs(b - a) / abs(a) for a, b in pairs), default=0.0)
+
+
+def outcome(kind: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """What became of one kind of job."""
+    alone = [run["losses"] for run in runs if run.get("alone")]
+    recorded = [run for run in runs if not run.get("alone")]
+    vary = len(set(alone)) > 1
+    differences = [min(off(each, run["losses"]) for each in alone) for run in recorded if run["exit"] == 0]
+    return {
+        "job": kind,
+        "runs": len(recorded),
+        "vary": vary,
+        "off": max(differences, default=0.0),
+        "died": sum(run["exit"] != 0 for run in recorded),
+        "other_losses": sum(each > ROUNDING * vary for each in differences),
+        "unreadable": sum(not run["readable"] for run in recorded),
+        "without_graphs": sum(not run.get("programs") or bool(run["failed_programs"]) for run in recorded),
+        "programs": max((run.get("programs", 0) for run in recorded), default=0),
+    }
 
 
 def main() -> int:
-    """Record all kinds, and count."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kinds", nargs="*", choices=[[], *KINDS])
-    parser.add_argument("--runs", type=int, default=20)
-    options = parser.parse_args()
-    rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        for kind in options.kinds or KINDS:
-            rows.append(outcome(kind, options.runs, Path(folder)))
-            harmed = sum(row[name] for row in rows for name in HARM)
-            verdict = f"{harmed} recordings of compiled jobs do harm, or can't be read" if harmed else None
-            keep("compiled_jobs", rows, verdict=verdict)
-    return 1 if verdict else 0
+    """Count what was recorded."""
+    kinds: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+    for line in (Path(sys.argv[1]) / RESULT).read_text().splitlines():
+        run = json.loads(line)
+        kinds[run["kind"]].append(run)
+    rows = [outcome(kind, runs) for kind, runs in kinds.items()]
+    harmed = sum(row[name] for row in rows for name in HARM)
+    keep(
+        "compiled_jobs",
+        rows,
+        verdict=f"{harmed} recordings of compiled jobs do harm, or can't be read" if harmed else None,
+    )
+    return 1 if harmed else 0
 
 
 if __name__ == "__main__":

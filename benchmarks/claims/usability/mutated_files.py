@@ -37,7 +37,7 @@ from benchmarks.claims.accuracy.mutated_traces import ending, mutated, outcome, 
 from benchmarks.lib.process import shared
 from benchmarks.lib.table import keep
 from foretrace.errors import ForetraceError
-from foretrace.fleet.stragglers import COLUMNS
+from foretrace.fleet.span_log import COLUMNS
 from foretrace.platform.fabric import FABRICS, LINKS
 from foretrace.platform.registry import SHIPPED
 from foretrace.report import as_json
@@ -46,8 +46,8 @@ from foretrace.sharding.plan import Placement, read_plan, write_plan
 from foretrace.sharding.tables import Table
 from foretrace.ui.documents import checked, document_page
 from foretrace.whatif.gate import predicted_baseline
-from foretrace.whatif.points import read_points
 from foretrace.whatif.step_table import read_table
+from foretrace.whatif.stored_points import read_points
 
 RECORDING = Path(__file__).resolve().parents[3] / "tests" / "data" / "h200" / "dlrm_default_b512"
 MOST_BYTES = 4 * 2**30
