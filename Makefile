@@ -20,7 +20,7 @@ CLAIMS := \
 		pipelines vtrain vtrain_whole edits cudagraph) \
 	$(addprefix sharding.,sharding sharding_gloo sharding_search) \
 	$(addprefix fleet.,fleet_stragglers fleet_suite fleet_scale) \
-	$(addprefix usability.,training_scripts compiled_jobs consistency mutated_files)
+	$(addprefix usability.,training_scripts consistency mutated_files)
 
 .PHONY: demo test lint docs bench clean
 
