@@ -33,6 +33,7 @@ def test_a_benchmark_finds_what_it_takes_from_others(name: str) -> None:
         if not isinstance(line, ast.ImportFrom) or not (line.module or "").startswith("benchmarks"):
             continue
         _, _, other = (line.module or "").partition(".")
-        of_folder = {name.rpartition(".")[2] for name in TREES if name.rpartition(".")[0] == other}
-        there = made_by(TREES[other]) if other in TREES else of_folder
+        there = {name.rpartition(".")[2] for name in TREES if name.rpartition(".")[0] == other}
+        for module in {other, f"{other}.__init__"} & TREES.keys():
+            there |= made_by(TREES[module])
         assert {one.name for one in line.names} <= there, f"benchmarks.{other} has no such names"
