@@ -282,3 +282,28 @@ def test_norms_of_split_gradients_are_reduced_together(foreach: bool, sequence: 
     *others, norms = exchanged(clips)
     assert others == exchanged(plain)
     assert norms == ("all_reduce", 4 * 2 * 16, "float32")  # of two blocks with 16 weights and biases each
+
+
+def untied_step() -> Callable[[], None]:
+    """A language model whose head has a table of its own, updated by foreach AdamW."""
+    with torch.device("cuda"):
+        model = nn.Sequential(nn.Embedding(512, 64), Block(), Block(), nn.Linear(64, 512, bias=False))
+        ids = torch.randint(0, 512, (8, 32))
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten()).backward()
+        optimizer.step()
+
+    return step
+
+
+@pytest.mark.parametrize("sequence", [True, False])
+def test_optimizer_states_of_untied_embeddings_are_split_with_them(sequence: bool) -> None:
+    split = tensor_parallel(sketch(untied_step, device="cuda"), 2, sequence=sequence)
+    updates = [op for op in split.ops if op.phase == "optimizer" and op.name.startswith("aten::_foreach_addcdiv_")]
+    tables = {t.shape for op in updates for t in op.tensors if t.shape[-1:] == (64,) and t.shape[0] in (256, 512)}
+    assert updates
+    assert tables == {(256, 64)}
+    assert not any("whole" in note for note in split.notes)

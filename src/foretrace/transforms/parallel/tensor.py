@@ -44,13 +44,17 @@ def split_blocks(
 ) -> list[EditedCall]:
     """The calls of a step with its blocks split over a group."""
     plan = _Plan.of([call.op for call in calls], group.size, draft.graph.source, overlap, sequence)
+    early: tuple[Splitting, ConflictError] | None = None  # what is to be split by now may resolve it
     while True:
         splitting = Splitting(group.size, RULES, elementwise, plan.wanted, plan.preexisting, plan.splittable)
         splitting.padded = plan.padded
         try:
             made = _split_calls(draft, calls, group, splitting, plan)
         except ConflictError as error:
-            plan.leave_whole(splitting, error)
+            early = early or (splitting, error)
+            if not splitting.again:
+                plan.leave_whole(*early)
+                early = None
         else:
             if splitting.again:
                 continue
