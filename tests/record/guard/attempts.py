@@ -59,10 +59,13 @@ FILES = {
     "code_that_was_written": "(here / 'm.py').write_text('a = 1'); py_compile.compile(here / 'm.py')",
     "c_open": "assert ctypes.CDLL(None).open(bytes(here / 'new'), 0o101, 0o644) == -1",
     "c_chmod": "ctypes.CDLL(None).chmod(bytes(here / 'keep.txt'), 0o777)",
+    "c_system_call": "assert ctypes.CDLL(None).syscall(90, bytes(here / 'keep.txt'), 0o777) == -1",
     "c_unlink": "ctypes.CDLL(None)['unlink'](bytes(here / 'keep.txt'))",
     "a_signal": "signal.signal(signal.SIGALRM, lambda *_: (here / 'new').touch())\n"
     "signal.setitimer(signal.ITIMER_REAL, 0.01); time.sleep(0.1)",
     "a_finalizer": "weakref.finalize(threading.Event(), (here / 'new').touch)",
+    "another_interpreter": "i = interpreters.create()\n"
+    "interpreters.run_string(i, f\"import os; os.chmod('{here}/keep.txt', 0o777)\"); interpreters.destroy(i)",
     "at_exit": "atexit.register((here / 'new').touch)",
     "a_thread": "t = threading.Thread(target=(here / 'new').write_text, args=('x',)); t.start(); t.join()",
 }
@@ -76,6 +79,7 @@ SAVERS = {
     "log.warning('x')",
     "rotating_handler": "log = logging.getLogger(str(here))\n"
     "log.addHandler(logging.handlers.RotatingFileHandler(here / 'new.log'))\nlog.warning('x')",
+    "exported": "program = torch.export.export(model, (torch.ones(4, 8),)); torch.export.save(program, here / 'new')",
     "execution_trace": "torch.profiler.ExecutionTraceObserver().register_callback(str(here / 'new'))",
     "memory_snapshot": "torch.cuda.memory._record_memory_history()\n"
     "torch.cuda.memory._dump_snapshot(str(here / 'new'))",
@@ -97,6 +101,8 @@ NETWORK = {
     "urlopen": "assert urllib.request.urlopen(f'http://127.0.0.1:{PORT}/').read() == b''",
     "urlretrieve": "urllib.request.urlretrieve(f'http://127.0.0.1:{PORT}/', here / 'new')",
     "http": "c = http.client.HTTPConnection('127.0.0.1', PORT); c.request('POST', '/', b'x'); c.getresponse().read()",
+    "log_by_http": "handler = logging.handlers.HTTPHandler(f'127.0.0.1:{PORT}', '/', 'POST')\n"
+    "handler.emit(logging.makeLogRecord({}))",
     "system_log_by_datagram": "logging.handlers.SysLogHandler(('127.0.0.1', PORT)).emit(logging.makeLogRecord({}))",
     "server": "http.server.HTTPServer(('127.0.0.1', 0), http.server.BaseHTTPRequestHandler).serve_forever()",
     "mail": "with smtplib.SMTP('127.0.0.1', PORT) as server: server.sendmail('a@b', 'c@d', 'x')",
@@ -160,6 +166,8 @@ import socket, sqlite3, subprocess, syslog, tarfile, threading, time, urllib.req
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from queue import Queue
+try: import _interpreters as interpreters
+except ImportError: import _xxsubinterpreters as interpreters
 import numpy as np
 import torch
 import torch.distributed.checkpoint as dcp

@@ -226,9 +226,17 @@ def test_what_slips_past_the_stand_ins_is_refused_and_its_statement_skipped(tmp_
 @pytest.mark.skipif(not version(), reason="this kernel has no Landlock")
 def test_what_c_code_writes_is_stopped_by_the_kernel(tmp_path: Path) -> None:
     new = tmp_path / "new"
-    declared = "ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_int)(('creat', ctypes.CDLL(None)))"
-    graph = sketched(tmp_path, f"import ctypes\nassert {declared}({str(new).encode()!r}, 0o644) == -1")
+    graph = sketched(tmp_path, f"import ctypes\nassert ctypes.CDLL(None).mkfifoat(0, {bytes(new)!r}, 0o644) == -1")
     assert not new.exists() and [op.name for op in graph.ops] == ["aten::ones", "aten::relu"]
+
+
+@pytest.mark.parametrize("found", ["(('chmod', library))", "(_ctypes.dlsym(library._handle, 'chmod'))"])
+def test_a_function_of_c_that_a_prototype_finds_is_refused(tmp_path: Path, found: str) -> None:
+    prototype = "ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_int)"
+    before = tmp_path.stat().st_mode
+    text = f"import ctypes, _ctypes\nlibrary = ctypes.CDLL(None)\n{prototype}{found}({bytes(tmp_path)!r}, 0o777)"
+    assert "find chmod of the C library (train.py:4)" in sketched(tmp_path, text).notes[0]
+    assert tmp_path.stat().st_mode == before
 
 
 def test_a_function_of_c_is_itself_again_afterwards_and_reads_meanwhile(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import os
 from typing import Any
 
 from foretrace.record.guard.files import WRITES
-from foretrace.record.guard.guard import applies, note, stands_in_for
+from foretrace.record.guard.guard import REFUSED, applies, note, stands_in_for, trusted
 
 OPENS = ("open", "open64", "openat", "openat64")
 RETURNS_NULL = ("fopen", "fopen64", "freopen", "popen", "fdopen")
@@ -22,7 +22,7 @@ REFUSED_FUNCTIONS = frozenset(
         "system", "fork", "vfork", "clone", "forkpty", "daemon", "execv", "execve", "execvp", "execl", "execlp",
         "posix_spawn", "posix_spawnp", "kill", "killpg", "tgkill", "sigqueue", "ptrace", "process_vm_writev",
         "connect", "bind", "send", "sendto", "sendmsg", "mount", "umount", "umount2", "reboot", "sethostname",
-        "setpriority", "prlimit", "prlimit64",
+        "setpriority", "prlimit", "prlimit64", "syscall", "dlsym", "dlvsym",
     )
 )  # fmt: skip
 """By their names in every library: what else goes by such a name calls the C library's."""
@@ -55,5 +55,14 @@ class _CFunction:
 
 @stands_in_for("ctypes:CDLL.__getitem__")
 def _c_function(original: Any, self: Any, name: Any) -> Any:
-    function = original(self, name)
+    with trusted():
+        function = original(self, name)
     return _CFunction(function, name) if name in REFUSED_FUNCTIONS else function
+
+
+def _check_symbol(args: tuple[Any, ...]) -> tuple[str, object]:
+    """Functions are looked up by prototypes too, and by `_ctypes`: no stand-in sees their calls."""
+    return ("find {} of the C library", args[1]) if args[1] in REFUSED_FUNCTIONS else ("", "")
+
+
+REFUSED["ctypes.dlsym"] = REFUSED["ctypes.dlsym/handle"] = _check_symbol

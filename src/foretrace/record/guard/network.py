@@ -113,10 +113,18 @@ NO_CONTENT = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n
 """The answer to every HTTP request."""
 
 
-@stands_in_for("http.client:HTTPConnection.request")
+@stands_in_for("http.client:HTTPConnection.putrequest")
 def _http_request(original: Any, self: Any, method: str, url: str, *args: Any, **kwargs: Any) -> None:
-    note("send an HTTP request to {}", f"{self.host}{url}" if url.startswith("/") else url)
+    page = url.partition("?")[0]
+    note("send an HTTP request to {}", f"{self.host}{page}" if page.startswith("/") else page)
     self.__dict__["_sketched"] = method
+    original(self, method, url, *args, **kwargs)  # what it makes is kept until it is sent
+
+
+@stands_in_for("http.client:HTTPConnection.send")
+def _http_send(original: Any, self: Any, data: Any) -> None:
+    if "_sketched" not in self.__dict__:
+        original(self, data)
 
 
 @stands_in_for("http.client:HTTPConnection.getresponse")
@@ -126,6 +134,7 @@ def _http_response(original: Any, self: Any) -> Any:
     connection = Inert(makefile=lambda *_, **__: io.BytesIO(NO_CONTENT))
     answer = self.response_class(connection, method=self.__dict__.pop("_sketched"))
     answer.begin()
+    self.close()
     return answer
 
 

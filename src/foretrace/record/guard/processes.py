@@ -150,6 +150,13 @@ def _schedule(original: Any, process: int, *args: Any) -> Any:
     return note(f"{original.__name__} of process {{}}", process)
 
 
+# Neither stand-ins nor audit hooks are there in another interpreter.
+for _interpreters in ("_xxsubinterpreters", "_interpreters"):
+    stands_in_for(f"{_interpreters}:create")(does_nothing("make another interpreter", gives=lambda: next(_pids)))
+    stands_in_for(*(f"{_interpreters}:{name}" for name in ("run_string", "run_func", "exec", "call", "destroy")))(
+        does_nothing("run code in another interpreter")
+    )
+stands_in_for("_testcapi:run_in_subinterp")(does_nothing("run code in another interpreter", gives=0))
 stands_in_for("os:closerange")(lambda original, *_: None)  # the sketch needs its own files
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import sysconfig
 import threading
@@ -41,17 +42,18 @@ class SideEffects:
         self._counts: dict[tuple[str, str], dict[str, int]] = {}
         self.skipped: list[str] = []
         """Statements of the script's top level that were left out, each with the reason."""
-        self._folder = os.sep
-        """The working folder: paths in it are shown without it."""
+        self._below_folder = re.compile("(?!)")
+        """Where a text names the working folder: paths in it are shown without it."""
         with suppress(OSError):  # it was deleted
-            self._folder = f"{Path.cwd()}{os.sep}"
+            folder = str(Path.cwd()).rstrip(os.sep)
+            self._below_folder = re.compile(rf"(?<![\w.-]){re.escape(folder + os.sep)}" if folder else "(?!)")
         self.total = 0
         self.answered = 0
         """Those after which the script sees another result than in a real run."""
 
     def add(self, action: str, target: object, place: str) -> None:
         """Add one: the action, with ``{}`` where its target goes, and the line of the script."""
-        text = str(target).replace(self._folder, "") if len(self._folder) > 2 else str(target)
+        text = self._below_folder.sub("", str(target))
         text = text if len(text) <= MAX_TARGET or " " not in text else f"{text[:MAX_TARGET]}…"
         targets = self._counts.setdefault((action, place), {})
         targets[text] = targets.get(text, 0) + 1
