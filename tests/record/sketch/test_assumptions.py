@@ -127,12 +127,12 @@ def test_generating_goes_on_until_the_longest_sequence() -> None:
     made: list[int] = []
 
     def step() -> None:
-        ids, unfinished, count = torch.zeros(2, 4), torch.ones(2, dtype=torch.long), 0
+        ids, unfinished, count = torch.zeros(4, 4), torch.ones(4, dtype=torch.long), 0
         done = False
         while not done:
-            chosen = (ids @ torch.randn(ids.shape[1], 8)).argmax(-1)
+            chosen = (ids @ torch.randn(ids.shape[1], 1000)).argmax(-1)
             ids, count = torch.cat([ids, chosen[:, None]], -1), count + 1
-            ended = torch.full((2,), ids.shape[1] >= 20) | (chosen == 3)
+            ended = torch.full((4,), ids.shape[1] >= 20) | (chosen == 3)
             unfinished = unfinished & ~ended
             done = unfinished.max() == 0
         made.append(count)

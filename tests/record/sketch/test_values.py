@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from foretrace.errors import ForetraceError
 from foretrace.graph import Graph
 from foretrace.record.sketch.sketch import sketch
-from foretrace.record.sketch.values import DRAWN, MAX_ELEMENTS
+from foretrace.record.sketch.values import DRAWN, MAX_ELEMENTS, RANKED
 
 KNOWN: dict[str, Callable[[], Any]] = {
     "arithmetic": lambda: (torch.arange(4) * 8 + 8).int().tolist(),
@@ -172,3 +173,96 @@ def test_a_counted_step_goes_on_counting() -> None:
     counts: list[float] = []
     sketch(build)
     assert counts == [1.0, 2.0]
+
+
+def test_a_router_chooses_experts_at_random_and_the_headline_says_so() -> None:
+    rows: list[int] = []
+
+    def build() -> Callable[[], Any]:
+        experts = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(4))
+        gate, x = torch.nn.Linear(8, 4), torch.randn(64, 8)
+        optimizer = torch.optim.SGD([*experts.parameters(), *gate.parameters()])
+
+        def step() -> None:
+            rows.clear()
+            optimizer.zero_grad()
+            weights, chosen = gate(x).softmax(-1).topk(2, -1)
+            made = torch.zeros_like(x)
+            for number, expert in enumerate(experts):
+                token, place = torch.where(chosen == number)
+                rows.append(len(token))
+                made.index_add_(0, token, expert(x[token]) * weights[token, place, None])
+            made.square().mean().backward()
+            optimizer.step()
+
+        return step
+
+    graph = sketch(build, device="cuda")
+    assert sum(rows) == 2 * 64 and all(16 < each < 48 for each in rows), "each token goes to two experts"
+    assert any(note.startswith(f"assumed in the step, and decisive: {RANKED} (test_values.py:") for note in graph.notes)
+
+
+def test_a_decoder_goes_on_until_its_last_token() -> None:
+    words = torch.nn.Embedding(500, 8)
+    done: list[torch.Tensor] = []
+
+    def step() -> None:
+        done.clear()
+        with torch.no_grad():
+            token, ended = torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.bool)
+            for _ in range(6):
+                token = torch.multinomial((words(token) @ words.weight.t()).softmax(-1), 1)[:, 0]
+                ended |= token == 2
+                done.append(token)
+                if ended.all():
+                    break
+
+    graph = sketch(step)
+    assert len(done) == 6 and any(f"decisive: {RANKED}" in note for note in graph.notes)
+
+
+MASKS: dict[str, Callable[[], torch.Tensor]] = {
+    "compared": lambda: torch.rand(40, 50) < 0.2,
+    "above": lambda: torch.rand_like(torch.zeros(40, 50)) >= 0.8,
+    "drawn": lambda: torch.bernoulli(torch.full((40, 50), 0.2)).bool(),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_masks_of_random_elements_are_drawn(name: str) -> None:
+    graph = sketch(lambda: torch.randn(40, 50)[MASKS[name]()])
+    (chosen,) = graph.ops[len(graph.ops) - 1].produced
+    assert 300 < chosen.shape[0] < 500 and graph.notes == [f"assumed: {DRAWN} (test_values.py:{_line(graph)})"]
+
+
+def _line(graph: Graph) -> str:
+    return graph.notes[0].rpartition(":")[2].rstrip(")")
+
+
+def test_a_mask_of_random_numbers_that_were_changed_is_unknown() -> None:
+    with pytest.raises(ForetraceError, match="depends on the data"):
+        sketch(lambda: torch.randn(40, 50)[torch.rand(40, 50).mul_(torch.randn(40, 50)) < 0.2])
+
+
+def test_an_accuracy_that_is_logged_is_no_decision() -> None:
+    logged: list[float] = []
+
+    def step() -> None:
+        logged.append((torch.randn(8, 4).argmax(1) == torch.randint(4, (8,))).float().mean().item())
+
+    graph = sketch(step)
+    assert logged[-1] == 1.0 and not [note for note in graph.notes if "decisive" in note]
+
+
+def test_places_among_all_elements_are_not_drawn() -> None:
+    value, graph = told(lambda: [int(torch.randn(8).argmax())])
+    assert value == [1] and any("perhaps a size" in note for note in graph.notes)
+
+
+def test_choices_are_distinct_and_inside() -> None:
+    value, _ = told(lambda: torch.randn(3, 6).topk(4).indices.tolist())
+    assert all(len(set(row)) == 4 and set(row) <= set(range(6)) for row in value)
+    value, _ = told(lambda: torch.randn(3, 6).argsort(-1).tolist())
+    assert all(sorted(row) == list(range(6)) for row in value)
+    value, _ = told(lambda: torch.multinomial(torch.randn(3, 2).softmax(-1), 8, replacement=True).tolist())
+    assert {each for row in value for each in row} == {0, 1}

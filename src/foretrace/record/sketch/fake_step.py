@@ -27,7 +27,7 @@ from foretrace.record.guard.side_effects import script_line
 from foretrace.record.sketch.assumptions import ARRAY, Assumptions
 from foretrace.record.sketch.cuda_api import gpu_is_visible
 from foretrace.record.sketch.packed_sequences import packed
-from foretrace.record.sketch.values import EVEN, MAX_INTEGERS, UNKNOWN, Values
+from foretrace.record.sketch.values import EVEN, MAX_INTEGERS, RANKED, UNKNOWN, Values
 from foretrace.record.sketch.view_replays import ViewReplays
 from foretrace.record.watch.tensors import TensorRegistry
 from foretrace.record.watch.watch import Watch, desugars
@@ -126,13 +126,23 @@ class FakeStepMode(FakeTensorMode):
 
     def _read(self, fake: Any) -> Any:
         """The only element of a tensor: its value where it is known, else an assumed one."""
-        known = self.values.of(fake)
+        known = self._known(fake)
         if known is None:
             return self.assumptions.unknown(fake.dtype, self.calls)
-        if assumed := self.values.assumed(fake):
-            self.assumptions.known(assumed, self.calls)
         with no_dispatch():
             return known.item()
+
+    def _known(self, fake: Any) -> torch.Tensor | None:
+        """The values of a tensor that is read, noted with what they rest on; None where they are unknown.
+
+        A number that follows from draws, as an accuracy does, is as unknown as a loss.
+        """
+        known, assumed = self.values.of(fake), self.values.assumed(fake)
+        if known is None or (RANKED in assumed and fake.is_floating_point()):
+            return None
+        if assumed:
+            self.assumptions.known(assumed, self.calls)
+        return known
 
     def item(self, fake: Any) -> Any:
         """``Tensor.item``: a number that is assumed tells where it decides something."""
@@ -145,9 +155,7 @@ class FakeStepMode(FakeTensorMode):
         fake = fake.cpu() if fake.is_cuda else fake
         if not fake.dim():
             return self.item(fake)
-        known, assumed = self.values.of(fake), self.values.assumed(fake)
-        if assumed:
-            self.assumptions.known(assumed, self.calls)
+        known = self._known(fake)
         value = self.assumptions.unknown(fake.dtype, self.calls) if known is None and fake.numel() else 0
         with _disable_current_modes(), torch._C.DisableTorchFunction():
             return torch.full(fake.shape, value).tolist() if known is None else known.tolist()
@@ -170,7 +178,7 @@ class FakeStepMode(FakeTensorMode):
 
     def format(self, fake: Any, how: str) -> str:
         """``format(tensor, how)``: that of a tensor of one element is that of its value."""
-        return object.__format__(fake, how) if fake.dim() else format(self.item(fake), how)
+        return object.__format__(fake, how) if fake.dim() else format(self.item(fake.detach()), how)
 
     def _shaped_by_values(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """The result of a call whose shapes depend on values; `UNKNOWN` where those are."""

@@ -3,11 +3,12 @@
 Architectures are read from tensors (``torch.linspace(0, rate, depth).tolist()``), and steps count in tensors. Such
 values follow from the script alone, so they are computed for real: each storage of a fake tensor may have a real one
 behind it, which a call reads where all its arguments have one, and which a write with unknown values ends. Random
-integers (lengths, ids, labels) are drawn, so that shapes which follow from them are those of one real batch. Random
-numbers, and what is computed from them, are unknown.
+integers (lengths, ids, labels) and masks of random elements are drawn, so that shapes which follow from them are those
+of one real batch. Other random numbers, and what is computed from them, are unknown.
 
 Some results of unknown tensors are assumed, since they are the same in every step that goes well: numbers are finite,
-checks of all elements pass (`ASSUMED`). Values that rest on an assumption are marked.
+checks of all elements pass (`ASSUMED`). Where the largest elements of an unknown tensor are is drawn, as if all were
+alike: which experts a router chooses, which tokens a decoder samples. Values that rest on an assumption are marked.
 """
 
 from __future__ import annotations
@@ -28,13 +29,19 @@ MAX_ELEMENTS = 1 << 16
 MAX_INTEGERS = 1 << 22
 """The same of integers and flags: offsets and lengths of a batch of lookups, which decide shapes."""
 FINITE, CHECKED, SHUFFLED = "losses and gradients are finite", "checks of all elements pass", "ids are in order"
-DRAWN = "random integers are those that were drawn in the sketch"
+DRAWN = "random integers and masks are those that were drawn in the sketch"
+RANKED = "where the largest elements are, which was drawn at random"
 ALIKE = "other ranks send what this one has"
 LONGEST = "sequences of a CTC loss are as long as they may be"
 EVEN = "ids hit the rows of a table evenly"
 """What values that are assumed rest on."""
-DRAWS = ("randint", "randint_like", "random_")
-"""Calls that make random integers."""
+DRAWS = ("randint", "randint_like", "random_", "bernoulli")
+"""Calls that make random integers and flags."""
+UNIFORM = (aten.rand.default, aten.rand_like.default)
+"""Calls that make random numbers from 0 to 1: comparing them with one gives a mask of random elements."""
+RANKS = (aten.argmax, aten.argmin, aten.multinomial)
+RANKS_WITH_VALUES = (aten.topk, aten.sort, aten.max, aten.min, aten.kthvalue, aten.median, aten.mode)
+"""Calls whose result, or second one of two, says where elements are that are large or small, or were sampled."""
 OVERWRITES = (aten.zero_.default, aten.fill_.Scalar, aten.fill_.Tensor, aten.copy_.default,
               *(getattr(aten.random_, overload) for overload in aten.random_.overloads()))  # fmt: skip
 """Calls after which a tensor holds what they were given, whatever was in it."""
@@ -62,6 +69,8 @@ class Values:
 
     def __init__(self) -> None:
         self._held: dict[int, Held] = {}
+        self._uniform: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        """Storages of random numbers from 0 to 1, by their addresses."""
         self.written: set[int] = set()
         """Storages that calls wrote to, by their addresses."""
 
@@ -109,14 +118,18 @@ class Values:
             elif self._computed(func, args, kwargs, given, made, written) or self._received(func, args):
                 return
             for fake in written:
-                self._held.pop(fake.untyped_storage()._cdata, None)
-            self._assume(func, args, made)
+                self._forget(fake.untyped_storage()._cdata)
+            self._assume(func, args, kwargs, made)
 
     def overwrite(self, fake: Any) -> None:
         """Forget the values of a tensor that a generated kernel has written."""
         storage = fake.untyped_storage()._cdata
         self.written.add(storage)
+        self._forget(storage)
+
+    def _forget(self, storage: int) -> None:
         self._held.pop(storage, None)
+        self._uniform.pop(storage, None)
 
     def compute(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """What a call gives, from the values of its arguments; `UNKNOWN` where one has none, or it fails."""
@@ -138,7 +151,8 @@ class Values:
         kind = traits(func)
         if not kind.computable or not all(map(_is_small, made)):
             return False
-        if kind.draws and not all(fake.dim() and not fake.is_floating_point() for fake in made):
+        flags = func is aten.bernoulli.default
+        if kind.draws and not all(fake.dim() and (flags or not fake.is_floating_point()) for fake in made):
             return False  # one number at random is a decision, and no data
         if self._overwrites(func, args) and self._lacks(args[0]) and _fills_its_storage(args[0]):
             self.hold(args[0], torch.zeros((), dtype=args[0].dtype))
@@ -187,14 +201,27 @@ class Values:
                 self._held[key] = self._held[key]._replace(assumed=assumed)
         return True
 
-    def _assume(self, func: Any, args: Any, made: list[Any]) -> None:
+    def _assume(self, func: Any, args: Any, kwargs: dict[str, Any], made: list[Any]) -> None:
         """Hold what a result of unknown tensors is assumed to be."""
-        rule = ASSUMED.get(func.overloadpacket)
+        if func in UNIFORM and _is_small(made[0], MAX_INTEGERS):
+            storage = made[0].untyped_storage()
+            key = storage._cdata
+            self._uniform[key] = weakref.ref(storage, lambda _: self._uniform.pop(key, None))
+        packet = func.overloadpacket
+        if packet in RANKS or (packet in RANKS_WITH_VALUES and len(made) == 2):
+            if _is_small(made[-1]) and (places := _drawn_places(func, args, kwargs, made[-1])) is not None:
+                self.hold(made[-1], places, frozenset({RANKED}) | self.assumed(args[0]))
+            return
+        rule = ASSUMED.get(packet)
         found = rule(self, *args) if rule and len(made) == 1 and _is_small(made[0]) else None
         if found is not None:
             value, why = found
             with no_dispatch():
                 self.hold(made[0], torch.as_tensor(value), frozenset(why))
+
+    def is_uniform(self, fake: Any) -> bool:
+        """Whether a tensor has random numbers from 0 to 1."""
+        return fake.layout == torch.strided and fake.untyped_storage()._cdata in self._uniform
 
     def _lacks(self, fake: Any) -> bool:
         return self._find(fake) is None
@@ -228,8 +255,8 @@ def _leaves(values: Any) -> Iterator[Any]:
             yield value
 
 
-def _is_small(fake: Any) -> bool:
-    most = MAX_ELEMENTS if fake.is_floating_point() else MAX_INTEGERS
+def _is_small(fake: Any, most: int = MAX_ELEMENTS) -> bool:
+    most = most if fake.is_floating_point() else MAX_INTEGERS
     return (
         fake.layout == torch.strided
         and fake.fake_device.type != "meta"
@@ -281,7 +308,7 @@ def traits(func: Any) -> Traits:
         for place, argument in enumerate(func._schema.arguments)
         if space == "c10d" or (argument.alias_info is not None and argument.alias_info.is_write)
     )
-    draws = name in DRAWS
+    draws = name in DRAWS and "p" not in {argument.name for argument in func._schema.arguments}
     random = "empty" in name or (torch.Tag.nondeterministic_seeded in func.tags and not draws)
     geometry = torch.Tag.inplace_view in func.tags and "resize" not in name
     return Traits(written, space in ("aten", "prims") and not random, geometry or space == "prim", draws)
@@ -320,6 +347,18 @@ def _decided(by: bool) -> Callable[..., Assumption | None]:
     return rule
 
 
+def _chosen(below: bool) -> Callable[..., Assumption | None]:
+    """A mask of random elements, where random numbers from 0 to 1 are compared with one."""
+
+    def rule(values: Values, numbers: Any, other: Any) -> Assumption | None:
+        if not isinstance(other, (int, float)) or not values.is_uniform(numbers):
+            return None
+        drawn = torch.rand(numbers.shape)
+        return drawn < other if below else drawn > other, (DRAWN,)
+
+    return rule
+
+
 ASSUMED: dict[Any, Callable[..., Assumption | None]] = {
     aten.isnan: _finite,
     aten.isinf: _finite,
@@ -329,6 +368,8 @@ ASSUMED: dict[Any, Callable[..., Assumption | None]] = {
     aten._is_all_true: lambda values, *args: (True, (CHECKED,)),
     aten.any: lambda values, *args: (False, (CHECKED,)),
     aten._is_any_true: lambda values, *args: (False, (CHECKED,)),
+    **dict.fromkeys((aten.lt, aten.le), _chosen(below=True)),
+    **dict.fromkeys((aten.gt, aten.ge), _chosen(below=False)),
     aten.randperm: lambda values, count, *args: (torch.arange(count), (SHUFFLED,)),
     aten.bitwise_or: _decided(by=True),
     aten.logical_or: _decided(by=True),
@@ -336,3 +377,20 @@ ASSUMED: dict[Any, Callable[..., Assumption | None]] = {
     aten.logical_and: _decided(by=False),
 }
 """For each op whose result may be assumed, the rule: given the known values and the arguments."""
+
+
+def _drawn_places(func: Any, args: Any, kwargs: dict[str, Any], made: Any) -> torch.Tensor | None:
+    """Where the largest elements of an unknown tensor are, if all are alike; None of a whole tensor, or a large one."""
+    given = dict(zip((argument.name for argument in func._schema.arguments), args)) | kwargs
+    tensor, dim = args[0], given.get("dim", None if func.overloadpacket in RANKS[:2] else -1)
+    if dim is None or not made.dim() or not tensor.dim():
+        return None
+    found = made.shape[dim] if made.dim() == tensor.dim() else 1
+    with no_dispatch(), torch._C.DisableTorchFunction():
+        if found == 1:
+            return torch.randint(max(1, tensor.shape[dim]), made.shape)
+        if tensor.numel() > MAX_INTEGERS:
+            return None
+        if found > tensor.shape[dim]:  # samples with replacement
+            return torch.randint(tensor.shape[dim], made.shape)
+        return torch.rand(tensor.shape).topk(found, dim).indices
