@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from foretrace.errors import ForetraceError
-from foretrace.output import check_writable
 from foretrace.platform.device import Device
 from foretrace.platform.host import Host
 from foretrace.platform.typed_json import PositiveInt, read_as, read_object, write
@@ -224,6 +223,8 @@ def check_out(folder: Path) -> None:
     if not folder.is_dir():
         if folder.exists():
             raise ForetraceError(f"{folder} is no folder", "Give an empty or a new folder as --out.")
+        from foretrace.output import check_writable  # most who read a platform write none
+
         check_writable(folder)
         return
     here = {path.name for path in folder.iterdir() if not path.name.startswith(".")}

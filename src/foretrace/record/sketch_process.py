@@ -26,6 +26,8 @@ from foretrace.errors import ForetraceError
 
 if TYPE_CHECKING:
     from foretrace.graph import Graph
+    from foretrace.graph.op import Op
+    from foretrace.graph.programs import Program
     from foretrace.record.command import Script
     from foretrace.record.sketch_cache import FilesRead, SketchCache
 
@@ -200,10 +202,9 @@ def _decoded(facts: dict[str, Any], lines: Iterator[bytes]) -> Graph:
     from foretrace.graph import Graph, OpTable, Storage
     from foretrace.graph.calls import collectives_of
     from foretrace.graph.codec import DAMAGE, from_lines
-    from foretrace.graph.programs import programs_of
 
     ops = from_lines(islice(lines, facts["ops"]), "the sketch")
-    programs = programs_of(from_lines(lines, "the sketch"), "the sketch")
+    programs = _programs(from_lines(lines, "the sketch"))
     try:
         groups = {str(name): tuple(map(int, ranks)) for name, ranks in facts["groups"].items()}
         storages = [Storage(*storage) for storage in facts["storages"]]
@@ -221,6 +222,14 @@ def _decoded(facts: dict[str, Any], lines: Iterator[bytes]) -> Graph:
         )
     except DAMAGE as error:
         raise ForetraceError(f"the sketch arrived incomplete ({error})", "Sketch it again.") from None
+
+
+def _programs(ops: list[Op]) -> tuple[Program, ...]:
+    if not ops:  # few scripts compile
+        return ()
+    from foretrace.graph.programs import programs_of
+
+    return programs_of(ops, "the sketch")
 
 
 # The process itself.
