@@ -41,12 +41,17 @@ def words(report, page):
 
 
 def test_the_headline_names_the_stragglers(measured, page):
-    assert "rank 0 holds the others back" in shown(measured, page)
+    assert "of the ranks with a trace, rank 0 holds the others back" in words(measured, page)
+
+
+def test_a_headline_of_all_ranks_speaks_of_all(measured, page):
+    measured.missing = []
+    assert "with a trace" not in words(measured, page)
 
 
 def test_several_stragglers_are_named_in_rank_order(measured, page):
     measured.stragglers = [Straggler(rank, 1.0, "late") for rank in (6, 0)]
-    assert "ranks 0 and 6 hold the others back" in shown(measured, page)
+    assert "ranks 0 and 6 hold the others back" in words(measured, page)
 
 
 def test_a_device_that_idles_while_nothing_of_the_host_is_recorded_is_not_said_to_wait_for_it(measured, page):

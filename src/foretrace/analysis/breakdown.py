@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.analysis.collectives import CollectiveTimes, has_partners, waiting
+from foretrace.analysis.collectives import CollectiveTimes, knows_waits, waiting
 from foretrace.analysis.host_time import Segments
 from foretrace.analysis.report import Communication, QueueDepth, TimeRow
 from foretrace.graph import PHASES, Graph, OpTable
@@ -328,11 +328,12 @@ def communication(
     ours = (device_waits == on_device) & (start < window[1]) & (end > window[0])
     waits = np.maximum(start[ours], window[0]), np.minimum(end[ours], window[1])
     hidden, whole = shared(exchange, compute), total(*exchange)
+    known = knows_waits(graph, position, collectives)
     return Communication(
         communication_ms=whole / 1e3,
         hidden_ms=hidden / 1e3,
         exposed_ms=(whole - hidden) / 1e3,
-        exposed_wait_ms=(total(*waits) - shared(waits, compute)) / 1e3 if has_partners(position, collectives) else None,
+        exposed_wait_ms=(total(*waits) - shared(waits, compute)) / 1e3 if known else None,
     )
 
 

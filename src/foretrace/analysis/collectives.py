@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from foretrace.analysis.report import CollectiveRow, PairWait, StepReport
 from foretrace.graph import Collective, Graph
 from foretrace.graph.operators import ON_HOST
-from foretrace.graph.tables import Floats, Longs, median
+from foretrace.graph.tables import LAUNCH, Floats, Longs, median
 from foretrace.simulation.task_graph import total
 
 ONE_SIDED = ("send", "recv")
@@ -347,21 +347,25 @@ def waiting(position: int, collectives: list[CollectiveTimes]) -> tuple[Floats, 
     return np.concatenate(starts), np.concatenate(ends), np.concatenate(devices)
 
 
-def has_partners(position: int, collectives: list[CollectiveTimes]) -> bool:
-    """Whether it can be known how long a rank waits: it communicates with none, or with one that has a trace too."""
+def knows_waits(graph: Graph, position: int, collectives: list[CollectiveTimes]) -> bool:
+    """Whether it can be known how long a rank waits: it communicates with none, or with one that has a trace too.
+
+    Of a rank whose launches have no kernels, nobody knows with whom it communicates.
+    """
     groups = [group for group in collectives if position in group.members and len(group)]
-    return not groups or any(len(group.members) > 1 for group in groups)
+    alone = graph.world == 1 or len(graph.kernels) > 0 or not (graph.calls.kind == LAUNCH).any()
+    return any(len(group.members) > 1 for group in groups) or (not groups and alone)
 
 
 def wait_ms(graphs: list[Graph], collectives: list[CollectiveTimes]) -> dict[int, float | None]:
     """For each rank, how long it waits for others: in several collectives at a time, it waits once.
 
-    None where no other rank of its collectives has a trace.
+    None where no other rank of its collectives has a trace, or nothing is recorded of its device.
     """
     waits: dict[int, float | None] = {}
     for position, graph in enumerate(graphs):
         start, end, _ = waiting(position, collectives)
-        waits[graph.rank] = total(start, end) / 1e3 if has_partners(position, collectives) else None
+        waits[graph.rank] = total(start, end) / 1e3 if knows_waits(graph, position, collectives) else None
     return waits
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from foretrace.analysis.report import Workings
 
 WAIT_AND_TRANSFER = "exposed wait and transfer"
-"""Exposed communication of one rank alone, of which nobody knows when the others arrived."""
+"""Exposed communication where nobody knows of some rank when those that it meets arrived, as of one rank alone."""
 ROUNDING = 1e-9
 """Milliseconds and calls below this are none."""
 Pair = tuple[float, float]
@@ -90,12 +90,12 @@ class StepDifference:
     step_ms: Pair
     """Of the slowest rank."""
     device_active_ms: Pair
-    """Of the busiest rank."""
+    """Of the busiest rank; 0 where nothing is recorded of a device."""
     critical_path: list[PathChange] = field(default_factory=list)
     """By kind of work; the changes add up to that of the critical path, and of a predicted step."""
     communication: list[PathChange] = field(default_factory=list)
-    """Exposed wait, exposed transfer and what is hidden behind other work, the mean over ranks; of one rank alone, wait
-    and transfer are one."""
+    """Exposed wait, exposed transfer and what is hidden behind other work, the mean over ranks; wait and transfer are
+    one where waits are unknown, as of a rank alone."""
     collectives: list[CollectiveChange] = field(default_factory=list)
     idle: list[PathChange] = field(default_factory=list)
     """What devices idle for, by cause, the mean over ranks."""
@@ -108,6 +108,8 @@ class StepDifference:
     """Ops that only the second step has."""
     gone: list[str] = field(default_factory=list)
     """Ops that only the first step has."""
+    cautions: list[str] = field(default_factory=list)
+    """What makes figures of one of the steps doubtful, with its source."""
 
     def to_dict(self) -> dict[str, Any]:
         """The fields of ``foretrace diff --json``."""
@@ -130,6 +132,12 @@ def compare_steps(before: StepReport, after: StepReport) -> StepDifference:
     >>> slower.step_ms, slower.by_op[0].name, slower.by_op[0].change_ms
     ((3.0, 6.0), 'aten::mm', 3.0)
     """
+    for report in (before, after):
+        if report.ranks and not report.timed:
+            raise ForetraceError(
+                f"{report.source} has no times: what of it is slower or faster is unknown",
+                "Give the profiler trace of the same step.",
+            )
     rows = compare_rows(before.by_op, after.by_op)
     had, has = ({row.name for row in report.by_op} for report in (before, after))
     return StepDifference(
@@ -147,7 +155,14 @@ def compare_steps(before: StepReport, after: StepReport) -> StepDifference:
         by_phase=compare_rows(before.by_phase, after.by_phase),
         new=sorted(has - had),
         gone=sorted(had - has),
+        cautions=[f"{report.source}: {text}" for report in (before, after) for text in _cautions(report)],
     )
+
+
+def _cautions(report: StepReport) -> list[str]:
+    """What makes the figures of a step doubtful; that its device was not recorded comes first."""
+    unseen = report.unrecorded_launches
+    return [f"its {unseen:,} launches have no kernels in the trace"] * bool(unseen) + report.cautions
 
 
 def _busiest(report: StepReport) -> float:
@@ -179,7 +194,7 @@ def _communication(report: StepReport) -> dict[str, float]:
         sum(getattr(one, name) or 0.0 for one in each) / len(each)
         for name in ("exposed_wait_ms", "exposed_ms", "hidden_ms")
     )
-    if len(each) == 1 and not report.predicted:
+    if not report.predicted and any(one.communication_ms and one.exposed_wait_ms is None for one in each):
         return {WAIT_AND_TRANSFER: exposed, "hidden": hidden}
     return {"exposed wait": wait, "exposed transfer": exposed - wait, "hidden": hidden}
 

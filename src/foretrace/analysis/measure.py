@@ -34,7 +34,7 @@ from foretrace.analysis.report import (
     idle_by_cause,
 )
 from foretrace.graph import Graph, Job
-from foretrace.graph.graph import MISSING_KERNELS, chosen_step, cut_to_step
+from foretrace.graph.graph import MISSING_DEVICES, MISSING_KERNELS, chosen_step, cut_to_step
 from foretrace.graph.tables import (
     LAUNCH,
     SEVERAL,
@@ -87,8 +87,10 @@ def measure_step(job: Job | Graph, step: str | None = None) -> StepReport:
         unprofiled=_unprofiled(job.graphs),
         workings=Workings(tasks, timeline, path, with_earlier, segments, job=job, step=name),
     )
-    if not any(len(graph.kernels) for graph in graphs):
+    if not any(rank.on_device for rank in report.ranks):
         report.unrecorded_launches = sum(int((graph.calls.kind == LAUNCH).sum()) for graph in graphs)
+    else:
+        report.notes += _without_kernels(graphs, report.ranks)
     if report.ranks:
         _add_rank_means(report, segments)
     add_collectives(report, collectives)
@@ -144,19 +146,19 @@ def _launched_before_ms(whole: Graph, kernels: KernelTable) -> float:
 
 
 def _add_rank_means(report: StepReport, segments: list[Segments]) -> None:
-    """What is a mean, a maximum or a sum over the ranks."""
-    ranks = report.ranks
+    """What is a mean, a maximum or a sum over the ranks; what is said of devices, over those that have one."""
+    ranks, have = report.ranks, report.device_ranks
     report.step_ms = max(rank.step_ms for rank in ranks)
-    report.device_active_ms = float(np.mean([rank.device_active_ms for rank in ranks]))
-    report.device_idle_ms = float(np.mean([rank.device_idle_ms for rank in ranks]))
-    report.idle = mean_idle([rank.idle for rank in ranks])
+    report.device_active_ms = float(np.mean([rank.device_active_ms for rank in have]))
+    report.device_idle_ms = float(np.mean([rank.device_idle_ms for rank in have]))
+    report.idle = mean_idle([rank.idle for rank in have])
     report.idle_causes = idle_by_cause(report.idle)
-    step_ms, host_ms = (float(np.mean([getattr(rank, name) for rank in ranks])) for name in ("step_ms", "host_ms"))
-    if any(rank.bound for rank in ranks):
+    step_ms, host_ms = (float(np.mean([getattr(rank, name) for rank in have])) for name in ("step_ms", "host_ms"))
+    if any(rank.bound for rank in have):
         report.bound = bound_by(step_ms, report.device_idle_ms, report.idle_causes, host_ms)
-    report.kernel_ms = float(np.mean([rank.kernel_ms for rank in ranks]))
-    report.exposed_communication_ms = float(np.mean([rank.communication.exposed_ms for rank in ranks]))
-    report.hidden_communication_ms = float(np.mean([rank.communication.hidden_ms for rank in ranks]))
+    report.kernel_ms = float(np.mean([rank.kernel_ms for rank in have]))
+    report.exposed_communication_ms = float(np.mean([rank.communication.exposed_ms for rank in have]))
+    report.hidden_communication_ms = float(np.mean([rank.communication.hidden_ms for rank in have]))
     report.peak_memory_bytes = max(
         (r.peak_memory_bytes for r in ranks if r.peak_memory_bytes is not None), default=None
     )
@@ -204,6 +206,15 @@ def _untimed_collectives(graphs: list[Graph]) -> list[CollectiveRow]:
     each = [Counter((one.kind, one.nbytes) for one in graph.collectives) for graph in graphs]
     most = {key: max(counts[key] for counts in each) for counts in each for key in counts}
     return [CollectiveRow(kind, nbytes, count, None, None, None) for (kind, nbytes), count in sorted(most.items())]
+
+
+def _without_kernels(graphs: list[Graph], ranks: list[RankReport]) -> list[str]:
+    """The ranks that launch work of which the trace holds nothing."""
+    without = [g.rank for g, rank in zip(graphs, ranks) if not rank.on_device and (g.calls.kind == LAUNCH).any()]
+    if not without:
+        return []
+    named = f"rank{'s' * (len(without) > 1)} {', '.join(map(str, without))}"
+    return [f"{MISSING_DEVICES}no launch of {named} has a kernel in the trace; devices are those of the others"]
 
 
 def _trace_notes(whole: list[Graph], cuts: list[Graph]) -> list[str]:

@@ -199,6 +199,11 @@ class RankReport:
     launched_before_ms: float = 0.0
     """Device time whose launch came before the trace began; of a predicted rank, before its step."""
 
+    @property
+    def on_device(self) -> bool:
+        """Whether anything is recorded or predicted of a device."""
+        return self.device_active_ms > 0 or self.device_idle_ms > 0
+
 
 @dataclass(slots=True)
 class Unprofiled:
@@ -345,6 +350,11 @@ class StepReport(NotebookDocument):
         return self.platform is not None
 
     @property
+    def timed(self) -> bool:
+        """Whether anything says when it ran: an execution trace alone does not."""
+        return self.predicted or any(rank.step_ms for rank in self.ranks)
+
+    @property
     def cautions(self) -> list[str]:
         """The notes that say that the step may be another one than would run: part of every headline.
 
@@ -361,6 +371,16 @@ class StepReport(NotebookDocument):
         1500.0
         """
         return (self.step_ms_back_to_back or self.step_ms) * 1e3 / self.samples if self.samples else None
+
+    @property
+    def device_ranks(self) -> list[RankReport]:
+        """The ranks of whose devices something is known; all where nothing is.
+
+        >>> report = StepReport(ranks=[RankReport(0, device_active_ms=1.0), RankReport(1)])
+        >>> [rank.rank for rank in report.device_ranks]
+        [0]
+        """
+        return [rank for rank in self.ranks if rank.on_device] or self.ranks
 
     def rank(self, number: int) -> RankReport:
         """The report of a rank."""

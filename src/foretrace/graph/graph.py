@@ -20,6 +20,7 @@ Fact: TypeAlias = "bool | int | float | list[int] | list[float]"
 MAX_RANKS = 1 << 20
 """The most ranks that a job may have: a file with more is damaged or malicious."""
 MISSING_KERNELS = "kernels are missing: "
+MISSING_DEVICES = "not all devices are recorded: "
 ANOTHER_TIME = "the recorded step took another time: "
 """How the note begins on a prediction whose range does not hold what was measured."""
 CAUTIONS = (
@@ -39,6 +40,7 @@ CAUTIONS = (
     "several processes are taken for one rank: ",
     "most device time is left out: ",
     MISSING_KERNELS,
+    MISSING_DEVICES,
 )
 """How notes begin that headlines show: another step may have been sketched than the one that would run, or its time is
 mostly guessed."""

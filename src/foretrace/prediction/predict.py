@@ -18,7 +18,7 @@ from foretrace.analysis.critical_path import LATENCY_US
 from foretrace.analysis.report import OWN_MACHINE, StepReport
 from foretrace.errors import ForetraceError
 from foretrace.graph import Graph, Job
-from foretrace.graph.graph import ANOTHER_TIME, chosen_step, cut_to_step
+from foretrace.graph.graph import ANOTHER_TIME, cautions, chosen_step, cut_to_step
 from foretrace.graph.tables import median
 from foretrace.platform.device import Device
 from foretrace.platform.platform import Platform
@@ -420,7 +420,9 @@ def merge_rank_notes(notes: Mapping[int, Iterable[str]]) -> list[str]:
 
 
 def _job_notes(job: Job, more: list[str]) -> list[str]:
-    notes = [*job.notes, *(note for graph in job.graphs for note in graph.notes)]
+    doubts = [note for graph in job.graphs for note in cautions(graph.notes)]
+    others = {graph.rank: [note for note in graph.notes if note not in doubts] for graph in job.graphs}
+    notes = [*job.notes, *doubts, *merge_rank_notes(others)]
     if job.missing:
         if len(job.graphs) == 1:
             notes.append(

@@ -42,13 +42,11 @@ FAR_SLOWER = 10
 
 def difference_blocks(difference: StepDifference, top: int | None) -> Blocks:
     """What changed from one measured step to another: step and device time, then the tables."""
-    yield fact_lines(
-        f"{difference.before} → {difference.after}",
-        [
-            ("step", change(*difference.step_ms), "of the slowest rank"),
-            ("device", change(*difference.device_active_ms), "active, on the busiest rank"),
-        ],
-    )
+    facts: list[Fact] = [("caution", "", text) for text in difference.cautions]
+    facts.append(("step", change(*difference.step_ms), "of the slowest rank"))
+    if all(difference.device_active_ms):
+        facts.append(("device", change(*difference.device_active_ms), "active, on the busiest rank"))
+    yield fact_lines(f"{difference.before} → {difference.after}", facts)
     yield from _change_tables(difference, top)
 
 

@@ -9,7 +9,6 @@ from rich.console import RenderableType
 
 from foretrace.analysis.report import CollectiveRow, RankReport, StepReport
 from foretrace.report.formatting import bytes_, ms
-from foretrace.report.step import timed
 from foretrace.report.terminal import Blocks, record_table, table
 
 T = TypeVar("T")
@@ -23,8 +22,8 @@ def rank_table(report: StepReport) -> RenderableType:
         "rank": rank_label,
         "step ms": lambda rank: ms(rank.step_ms),
         "device span": lambda rank: ms(rank.device_span_ms),
-        "active": lambda rank: ms(rank.device_active_ms),
-        "idle": lambda rank: ms(rank.device_idle_ms),
+        "active": lambda rank: ms(rank.device_active_ms if rank.on_device else None),
+        "idle": lambda rank: ms(rank.device_idle_ms if rank.on_device else None),
         "waits": lambda rank: ms(rank.wait_ms),
         "comm": lambda rank: ms(rank.communication.communication_ms),
         "exposed": lambda rank: ms(rank.communication.exposed_ms),
@@ -40,7 +39,7 @@ def rank_table(report: StepReport) -> RenderableType:
     else:
         left_out = ["device span", "bubble", "host"]
         left_out += [] if report.device_span_ms else ["active", "idle", "comm", "exposed"]
-        left_out += [] if timed(report) else ["step ms", "waits"]
+        left_out += [] if report.timed else ["step ms", "waits"]
     if report.predicted and report.span_ms and report.span_ms != report.step_ms:
         columns = {"span ms" if name == "step ms" else name: cell for name, cell in columns.items()}
     for name in left_out:
@@ -74,10 +73,12 @@ def some_ranks(ranks: Sequence[T], wait: Callable[[T], float]) -> tuple[str, lis
 
 
 def straggler_tables(report: StepReport) -> Blocks:
-    """The ranks that others wait for, with the reason; nothing where there is none."""
+    """The ranks that others wait for, with the reason; nothing where there is none. Waiting is not all lost time."""
     if report.stragglers:
         rows = [[str(row.rank), ms(row.held_ms), row.why] for row in report.stragglers]
-        yield table("Stragglers", ["rank", "held ms", "<why…"], rows)
+        gain = report.straggler_gain_ms
+        title = "Stragglers" if gain is None else f"Stragglers: without these waits the others end {ms(gain)} ms sooner"
+        yield table(title, ["rank", "held ms", "<why…"], rows)
 
 
 def collective_table(report: StepReport, top: int | None) -> RenderableType:
@@ -91,10 +92,13 @@ def collective_table(report: StepReport, top: int | None) -> RenderableType:
         "waits of all ranks": lambda row: ms(row.wait_ms),
     }
     title = "Communication: ranks wait for the last one, then the transfer begins"
-    if len(report.ranks) == 1 or not timed(report):
+    if len(report.ranks) == 1 or not report.timed:
         title = "Communication"
         del columns["waits of all ranks"]
-    if not timed(report):
+        if report.timed:
+            title = "Communication: the waits for ranks without a trace are part of it"
+            columns = {"ms" if name == "transfer ms" else name: cell for name, cell in columns.items()}
+    if not report.timed:
         del columns["transfer ms"], columns["all of them"]
     rows = sorted(report.collectives, key=lambda row: -((row.total_transfer_ms or 0.0) + (row.wait_ms or 0.0)))
     return record_table(title, columns, rows, top)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 
@@ -32,9 +31,8 @@ from foretrace.report.formatting import (
 )
 from foretrace.report.terminal import Blocks, Fact, bar, fact_lines, note_lines, record_table, table
 
-if TYPE_CHECKING:
-    pass
-
+SPANS = ("to the end of all that it launches", "from the first rank's start to the last one's end")
+"""What the span of a step is: of one rank, and of several."""
 OVERHEADS = {
     "T1": "between ops",
     "T2": "op start to first launch",
@@ -96,6 +94,7 @@ def where(report: StepReport) -> str:
 def which_step(report: StepReport) -> str:
     """Which of the source's steps was measured, and of how many ranks.
 
+    >>> from foretrace.analysis.report import RankReport
     >>> which_step(StepReport(ranks=[RankReport(0)], world=2, step="ProfilerStep#3", steps=4))
     'ProfilerStep#3, one of 4 steps, 1 of 2 ranks'
     """
@@ -127,7 +126,7 @@ def _predicted_facts(report: StepReport) -> Iterator[Fact]:
     other = f"; {ms(before)} ms of it for what was launched before" if before > OUTSIDE_OPS * report.step_ms else ""
     yield "step", f"{ms(report.step_ms)} ms", f"({likely}) {_predicted_limit(report)}{other}"
     if report.span_ms and report.span_ms != report.step_ms:
-        yield "span", f"{ms(report.span_ms)} ms", "from the first rank's start to the last one's end"
+        yield "span", f"{ms(report.span_ms)} ms", SPANS[len(report.ranks) > 1]
     if report.step_ms_back_to_back is not None:
         yield "next", f"{ms(report.step_ms_back_to_back)} ms", "from step to step, without a sync in between"
     if report.carried:
@@ -209,7 +208,7 @@ def memory_verdict(report: StepReport) -> str:
 
 def _measured_facts(report: StepReport) -> Iterator[Fact]:
     ranks, unprofiled = report.ranks, report.unprofiled
-    if timed(report):
+    if report.timed:
         yield "step", ms_range(rank.step_ms for rank in ranks), _measured_limit(report)
     else:
         yield "step", "unknown", "the trace has no times: add the profiler trace of the same step"
@@ -220,12 +219,14 @@ def _measured_facts(report: StepReport) -> Iterator[Fact]:
         taken = f"with a sync per step{ahead}; profiled steps take {longer}"
         yield "unprofiled", ms_range([unprofiled.synced_ms]), taken
     if report.device_span_ms:
-        waited = sum(rank.wait_ms or 0.0 for rank in ranks) / len(ranks)
-        step_ms = sum(rank.step_ms for rank in ranks) / len(ranks)
+        known = [rank.wait_ms for rank in ranks if rank.wait_ms is not None]
+        waited = sum(known) / len(known) if known else 0.0
+        step_ms = _mean_step_ms(report)
         exposed = report.exposed_communication_ms
         about = f"active, {percent(report.device_active_ms / step_ms if step_ms else 0.0)} of the step"
         about += f"; {ms(exposed)} ms of it exposed communication" if exposed else ""
-        about += f"; {ms(waited)} ms waiting for other ranks" if waited else ""
+        least = "at least " * (len(known) < len(ranks) or bool(report.missing))
+        about += f"; {least}{ms(waited)} ms waiting for other ranks" if waited else ""
         yield "device", f"{ms(report.device_active_ms)} ms", about
     yield from _communication_facts(report)
     if report.critical_path_ms:
@@ -253,20 +254,18 @@ def _measured_facts(report: StepReport) -> Iterator[Fact]:
 def _communication_facts(report: StepReport) -> Iterator[Fact]:
     ranks, transfer = report.ranks, sum(report.transfer_ms.values())
     count = plural(sum(row.count for row in report.collectives), "collective")
-    if report.collectives and not timed(report):
+    if report.collectives and not report.timed:
         yield "comm", count, "whose times are unknown"
     elif report.collectives and len(ranks) > 1:
         waits = ms_range(rank.wait_ms for rank in ranks)
-        unseen = f", waits for {plural(len(report.missing), 'rank')} without a trace included" * bool(report.missing)
-        yield "waits", waits, f"per rank, for others; {count}, {ms(transfer)} ms of transfer{unseen}"
+        unseen, others = "", "others"
+        if report.missing:
+            unseen = f", waits for {plural(len(report.missing), 'rank')} without a trace included"
+            others = "others that have a trace"
+        yield "waits", waits, f"per rank, for {others}; {count}, {ms(transfer)} ms of transfer{unseen}"
     elif report.collectives:
         spent = sum(rank.communication.communication_ms for rank in ranks) or transfer
         yield "comm", f"{ms(spent)} ms", "waiting included: the other ranks have no trace here"
-
-
-def timed(report: StepReport) -> bool:
-    """Whether the source of a report says when anything ran."""
-    return any(rank.step_ms for rank in report.ranks)
 
 
 def _predicted_limit(report: StepReport) -> str:
@@ -282,14 +281,18 @@ def _predicted_limit(report: StepReport) -> str:
 
 def _measured_limit(report: StepReport) -> str:
     """What limits a measured step: some ranks, the host or the device."""
-    held = held_back(report, "the others")
-    mean = sum(rank.step_ms for rank in report.ranks) / len(report.ranks)
+    held, mean = held_back(report, "the others"), _mean_step_ms(report)
     if held:
         return f"{held}; {_bound(report, mean)} of it" if report.device_active_ms else held
     if not report.device_span_ms and not report.device_active_ms:
         unseen = report.unrecorded_launches
         return f"its {unseen:,} launches have no kernels in the trace" if unseen else "no device work is recorded in it"
     return f"{_bound(report, mean)} of it{_mostly(report)}"
+
+
+def _mean_step_ms(report: StepReport) -> float:
+    """Of the ranks that the figures of devices are means over."""
+    return sum(rank.step_ms for rank in report.device_ranks) / len(report.device_ranks)
 
 
 def _mostly(report: StepReport) -> str:
@@ -310,6 +313,7 @@ def _mostly(report: StepReport) -> str:
 def _causes(report: StepReport) -> dict[str, str]:
     """What causes of idle time mean: without any op, T1 is the time between launches.
 
+    >>> from foretrace.analysis.report import HostOverhead
     >>> _causes(StepReport())["T1"], _causes(StepReport(overheads={"T2": HostOverhead(count=1)}))["T1"]
     ('between launches', 'between ops')
     """
@@ -345,12 +349,14 @@ def held_back(report: StepReport, others: str) -> str:
     'ranks 0 and 6 hold them back: 0.500 ms to gain'
     >>> held_back(StepReport(stragglers=late[:1], step_ms=9.0, straggler_gain_ms=0.0), "them")
     'rank 6 comes last, which makes the step no longer'
+    >>> held_back(StepReport(stragglers=late[:1], step_ms=9.0, straggler_gain_ms=0.0, missing=[3]), "them")
+    'of the ranks with a trace, rank 6 comes last, which makes the step no longer'
     """
     ranks = sorted(straggler.rank for straggler in report.stragglers)
     if not ranks:
         return ""
     several, gain = len(ranks) > 1, report.straggler_gain_ms
-    named = f"rank{'s' * several} {join_words(ranks)}"
+    named = f"{'of the ranks with a trace, ' * bool(report.missing)}rank{'s' * several} {join_words(ranks)}"
     if gain is not None and gain < COSTS_NOTHING * report.step_ms:
         return f"{named} come{'s' * (not several)} last, which makes the step no longer"
     held = f"{named} hold{'s' * (not several)} {others} back"
@@ -414,7 +420,7 @@ def _predicted_tables(report: StepReport, top: int | None) -> Blocks:
 
 
 def _measured_tables(report: StepReport, top: int | None) -> Blocks:
-    has_times = timed(report)
+    has_times = report.timed
     several, known = len(report.ranks) > 1, has_times or report.peak_memory_bytes is not None
     if several or report.collectives or report.stragglers:
         from foretrace.report.ranks import collective_table, rank_table, straggler_tables

@@ -79,7 +79,7 @@ def graph_of_columns(path: Path, columns: Columns, head: Head) -> Graph:
         ops, calls, kernels, rank, world, _device(head, columns), str(path),
         origin_ns=_base_ns(head) + clock.first_ns,
         steps=_steps(ops, calls, kernels),
-        collectives=finder.of_kernels(kernels, columns.device_collectives, events) + finder.of_host(),
+        collectives=finder.of_kernels(kernels, columns.device_collectives, events) + finder.of_host(kernels),
         groups=groups,
         activities=activity_table(columns, ops, clock),
         allocated=_allocated(columns, clock),
@@ -286,10 +286,13 @@ class CollectiveFinder:
             found.append(collective)
         return found
 
-    def of_host(self) -> list[Collective]:
-        """Collectives that ran on the host: gloo's work, or without annotations of it the calls that started it."""
+    def of_host(self, kernels: KernelTable) -> list[Collective]:
+        """Collectives that ran on the host: gloo's work, or without annotations of it the calls that started it.
+
+        Where kernels communicate, calls without annotations are those that launched them.
+        """
         rows = self._named("gloo:")
-        if not len(rows) and not len(self._named("nccl:")):
+        if not len(rows) and not len(self._named("nccl:")) and not (kernels.kind == COLLECTIVE).any():
             rows = self._named("c10d::")
         return [self._collective(int(row), None) for row in rows]
 

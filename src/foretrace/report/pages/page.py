@@ -88,12 +88,13 @@ def colour_variable(name: str) -> str:
 
 @cache
 def colour(name: str) -> str:
-    """The same colour on a light background, for a notebook, which has no variables.
+    """The same colour on a light background, for a notebook, which has no variables; that of "other" for the rest.
 
-    >>> colour("communication") == colour("exposed transfers")
-    True
+    >>> colour("communication") == colour("exposed transfers"), colour("a lock") == colour("other")
+    (True, True)
     """
-    (found,) = re.findall(rf"{colour_variable(name)}: (#\w+|var\(--of-[a-z-]+\));", _asset("colours.css"))[:1]
+    all_of_it = re.findall(rf"{colour_variable(name)}: (#\w+|var\(--of-[a-z-]+\));", _asset("colours.css"))
+    found = all_of_it[0] if all_of_it else colour("other")
     return found if found.startswith("#") else colour(found.removeprefix("var(--of-").removesuffix(")"))
 
 
