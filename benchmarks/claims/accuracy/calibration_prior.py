@@ -1,5 +1,5 @@
 """Claim: a calibration that starts from the platform of another GPU is as good after 5 minutes as one that starts from
-nothing after an hour; and the twelve steps of the H200 are met within 3 % (geometric mean) and 8 % (worst).
+nothing after an hour; and the twelve steps of the H200 are predicted within 3 % (geometric mean) and 8 % (worst).
 
 The H200's own measurements stand in for what ``foretrace calibrate device`` would have measured on it in so many
 minutes: of each family the first cases in the order of drawing, as many as its share of the time gives at the rate at

@@ -1,10 +1,10 @@
-"""Claim: collectives are met within 20 % by the specification of links alone, within 5 % by a fit on half the sizes.
+"""Claim: collectives are predicted within 20 % by the specification of links, within 5 % by a fit on half the sizes.
 
 On every published table of nccl-tests, the geometric mean of the relative error. By specification: the constants that
 no specification has, and what driving the tests costs, are fitted on all tables but the one held against. By a fit:
 curves through every other size are held against the sizes in between. Of both, the range from the 10th to the 90th
 percentile must hold 70 % or more. A table left out often has others of the same kind of machine among those that are
-fitted; ``machines left out`` says what is met where it has none (no claim).
+fitted; ``machines left out`` says what is predicted where it has none (no claim).
 
     python -m benchmarks.claims.accuracy.collectives [shared/public/nccl]
 """

@@ -1,9 +1,9 @@
-"""Claim: the energy of GEMMs that run for a second is met within 10 % on an H200, a B200 and a GB200 (geometric mean).
+"""Claim: the energy of GEMMs that run for a second is predicted within 10 % on an H200, a B200 and a GB200.
 
-Published GEMMs with watts (aiconfigurator): joules are watts times time. Predicted are both, the time as sustained
-under the power limit, for layers (n, k) that the constants of the draw were not fitted on. Beside it, by how much the
-joules of a row are off the mean of its neighbours, the same layer for a few rows (m) less and more: nothing that
-follows sizes smoothly can be much closer. On Blackwell that is 19 % and 28 %.
+That is the geometric mean. Published GEMMs with watts (aiconfigurator): joules are watts times time. Predicted are
+both, the time as sustained under the power limit, for layers (n, k) that the constants of the draw were not fitted on.
+Beside it, by how much the joules of a row are off the mean of its neighbours, the same layer for a few rows (m) less
+and more: nothing that follows sizes smoothly can be much closer. On Blackwell that is 19 % and 28 %.
 
     python -m benchmarks.claims.accuracy.gemm_energy
 """

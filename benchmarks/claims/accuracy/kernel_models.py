@@ -37,7 +37,7 @@ BAG_BACKWARD = ("aten::_embedding_bag_backward", "aten::embedding_dense_backward
 
 
 class Claim(NamedTuple):
-    """Calls of a family, and the errors that they should be met with: any, where nothing is promised."""
+    """Calls of a family, and the errors that they should be predicted with: any, where nothing is promised."""
 
     what: str
     family: str

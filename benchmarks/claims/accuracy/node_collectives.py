@@ -1,4 +1,4 @@
-"""Claim: collectives inside a node are met within 6 % at sizes left out, within 12 % at numbers of ranks left out.
+"""Claim: collectives inside a node are predicted within 6 % at sizes and 12 % at numbers of ranks that were left out.
 
 NCCL on nodes of A100, H100, H200, B200, L40S and GB200 (aiconfigurator's tables): each size but the first and the last
 is left out in turn, which leaves sizes 16 times apart; shipped fabrics have sizes 4 times apart. Numbers of ranks:

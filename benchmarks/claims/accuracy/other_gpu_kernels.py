@@ -1,4 +1,4 @@
-"""Claim: the kernels of an H100 are met within 10 % on average by what an H200 tells, the step's device time too.
+"""Claim: the kernels of an H100 are predicted within 10 % on average by what an H200 tells, the step's device time too.
 
 Published profiler traces of single ranks: every call whose shapes and dtypes its trace has, or lets deduce, is priced
 on the GPU's platform and held against its kernels; so much of the device time is known. Calls whose kernels shared the

@@ -1,4 +1,4 @@
-"""Claim: on GPUs that nobody measured, whole models are met within 10 % on average by what an H200 tells of them.
+"""Claim: on GPUs that nobody measured, whole models are predicted within 10 % on average by what an H200 tells of them.
 
 NeuSight published what language models take on eleven GPUs, in float32: inference, or forward and backward. Each is
 sketched, and predicted on the GPU's description. Of what descriptions do not tell, one constant comes from a published

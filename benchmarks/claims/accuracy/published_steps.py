@@ -1,4 +1,4 @@
-"""Claim: step times that others published are met within 10 % (mean), worst 25 %, and lie in the range in 80 %.
+"""Claim: step times that others published are predicted within 10 % (mean), worst 25 %, and lie in the range in 80 %.
 
 Rows of torchtitan's, SimuMax's and vTrain's tables that no stack was fitted on, by the plain command: `foretrace
 check-table` with the stack that ``auto`` takes. Programs are those of `benchmarks/models`. Biases of rows with 1, 2, 4

@@ -1,11 +1,11 @@
-"""Claim: kernels of GPUs with published tables are met on layers that were held out, and GPUs without any within 12 %.
+"""Claim: kernels are predicted on held-out layers of GPUs with published tables, and within 12 % on GPUs without any.
 
 By kind of calls, the geometric mean of the relative error on the 30 % of layers that the fit did not see, as the fit
 keeps it (`python -m benchmarks.fit.make_ratios` makes it anew): 16-bit GEMMs 6 %, 8-bit ones 8 %, attention 8 %,
 grouped GEMMs 12 %; the range must hold 75 % or more. Then GPUs that are taken to have no tables: their calls by their
 description and the nearest other GPU, as the product chooses it, against their table. GEMMs of 16-bit floats must be
-met within 12 %, and their range must hold 80 %. With no limit: calls of other kinds, an L40S, and a B200 without the
-GB200 that has the same chip, since no GPU like them is left.
+predicted within 12 %, and their range must hold 80 %. With no limit: calls of other kinds, an L40S, and a B200 without
+the GB200 that has the same chip, since no GPU like them is left.
 
     python -m benchmarks.claims.accuracy.published_tables
 """

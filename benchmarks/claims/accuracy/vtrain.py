@@ -1,5 +1,5 @@
-"""Claim: GPT's published iteration times by tensor, data and pipeline parallel ranks are met to 8 % on one node of
-A100s and to 12 % on 64 to 512 of them, mean error, on rows that nothing was fitted on.
+"""Claim: GPT's published iteration times by tensor, data and pipeline parallel ranks are predicted to 8 % on one node
+of A100s and to 12 % on 64 to 512 of them, mean error, on rows that nothing was fitted on.
 
 The times are vTrain's (`public/vtrain`), whose own errors are 8.37 % and 14.73 %. Megatron's GPT is sketched with two
 layers, divided over the tensor ranks by `foretrace.parallelize`, and its kernels are priced by the H200's models

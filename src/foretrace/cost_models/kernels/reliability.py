@@ -1,9 +1,9 @@
 """How far a family's model is off, and where: learned from calls that it was not fitted on.
 
-Errors differ more between calls than between families: a convolution whose kernel is certain is met within a few per
-cent, another of the same family within a factor of two. A small forest learns from held-out calls how difficult a call
-is, from its features and from how much the parts of an estimator disagree; calls as difficult as it then give the range
-of its error, and how often such calls are far off.
+Errors differ more between calls than between families: a convolution whose kernel is certain is predicted within a few
+per cent, another of the same family within a factor of two. A small forest learns from held-out calls how difficult a
+call is, from its features and from how much the parts of an estimator disagree; calls as difficult as it then give the
+range of its error, and how often such calls are far off.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ PLAIN = ("aten::mm", "aten::bmm", "aten::_scaled_mm", "aten::_int_mm", "aten::_g
 ADDING = ("aten::addmm", "aten::baddbmm", "aten::addmv", "aten::_addmm_activation", "aten::addbmm")
 RATES = ("bfloat16", "float16", "float32", "tf32", "float64", "float8_e4m3fn", "int8")
 EQUAL_RATE = {"float8_e5m2": "float8_e4m3fn"}
-"""Gradients in 8 bits, taken as the other 8-bit float: 549 such GEMMs on the H200 were met within 3.5 %."""
+"""Gradients in 8 bits, taken as the other 8-bit float: 549 such GEMMs on the H200 were predicted within 3.5 %."""
 TILES = ((64, 64), (128, 64), (64, 128), (128, 128), (256, 128), (128, 256), (32, 32), (192, 128))
 MAKERS = ("nvjet", "xmma", "cutlass_75")
 """Kinds of kernels, by a part of their names."""
