@@ -3,11 +3,13 @@
 import json
 
 import numpy as np
+import pytest
 from pytest import approx
 
 from foretrace.analysis.compare import compare_steps
 from foretrace.analysis.measure import measure_step
-from foretrace.graph import Graph, Job, Names
+from foretrace.errors import ForetraceError
+from foretrace.graph import Graph, Job, Names, Op, OpTable
 from foretrace.graph.tables import ANNOTATION, ActivityTable
 from tests.analysis.builders import Call, Runtime, all_reduce, job, launch, rank
 
@@ -76,6 +78,27 @@ def test_of_one_rank_alone_nobody_knows_what_of_its_communication_is_waiting() -
     alone = measure_step(job(two_ranks(400, 300, False).graphs[0]))
     changes = {row.what: row.ms for row in compare_steps(alone, alone).communication}
     assert changes == {"exposed wait and transfer": approx((0.7, 0.7)), "hidden": (0, 0)}
+
+
+def test_where_the_waits_of_some_rank_are_unknown_wait_and_transfer_are_one() -> None:
+    known = two_ranks(400, 300, False)
+    late = two_ranks(400, 300, False)
+    late.graphs[1].collectives[0].kind, late.graphs[1].collectives[0].nbytes = "all_gather", 64
+    changes = {row.what for row in compare_steps(measure_step(known), measure_step(late)).communication}
+    assert "exposed wait and transfer" in changes
+
+
+def test_a_step_without_times_is_not_compared() -> None:
+    untimed = measure_step(Job([Graph(OpTable.of([Op("aten::mm")]))], source="et.json"))
+    with pytest.raises(ForetraceError, match=r"et\.json has no times"):
+        compare_steps(measure_step(job(step(10))), untimed)
+
+
+def test_what_makes_a_step_doubtful_is_said_with_its_source() -> None:
+    unseen = measure_step(Job([rank(Call("aten::mm", 0, 50), Runtime(10, 20))], source="cpu.json"))
+    found = compare_steps(measure_step(job(step(10))), unseen)
+    assert found.cautions == ["cpu.json: its 1 launches have no kernels in the trace"]
+    assert found.device_active_ms == (0.01, 0.0)
 
 
 def test_idle_time_is_compared_by_its_cause() -> None:

@@ -40,6 +40,13 @@ def test_the_step_before_and_after_comes_first(difference, page):
     assert "10.0 → 12.5 ms (+25 %)" in lines[1]
 
 
+def test_cautions_come_first_and_a_device_without_a_record_is_no_zero(difference, page):
+    difference.cautions, difference.device_active_ms = ["b.json: its 5 launches have no kernels in the trace"], (4.0, 0)
+    text = shown(difference, page)
+    assert "its 5 launches have no kernels" in text.splitlines()[1]
+    assert "device" not in text.split("Slower, by op")[0]
+
+
 def test_slower_and_faster_ops_are_separate_and_equal_ones_left_out(difference, page):
     text = shown(difference, page)
     slower, faster = text.split("Slower, by op")[1].split("Faster, by op")

@@ -4,6 +4,7 @@ import pytest
 
 from foretrace.analysis.report import (
     CollectiveRow,
+    Communication,
     HotOp,
     QueueDepth,
     RankReport,
@@ -47,6 +48,56 @@ def test_the_headline_names_the_stragglers(measured, page):
 def test_a_headline_of_all_ranks_speaks_of_all(measured, page):
     measured.missing = []
     assert "with a trace" not in words(measured, page)
+
+
+def test_waits_that_are_known_of_some_ranks_are_the_least(measured, page):
+    measured.missing, measured.ranks[1].wait_ms = [], None
+    text = words(measured, page)
+    assert "at least 1.38 ms waiting for other ranks" in text  # the mean of 0.25 and 2.5
+    assert "0.25 – 2.50 ms per rank, for others, of 1 rank unknown; 2 collectives" in text
+
+
+def test_waits_that_are_known_of_all_ranks_are_no_least(measured, page):
+    measured.missing = []
+    text = words(measured, page)
+    assert "1.58 ms waiting for other ranks" in text and "at least" not in text and "unknown" not in text
+
+
+def test_communication_of_which_nothing_is_matched_is_said_with_its_waits(measured, page):
+    for rank in measured.ranks:
+        rank.wait_ms = None
+    measured.collectives, measured.transfer_ms = [], {}
+    text = words(measured, page)
+    assert "comm 2.00 ms a rank, waiting included: nothing of it is matched across ranks" in text
+    assert "waiting for other ranks" not in text
+
+
+def test_communication_of_one_rank_waits_for_others_unless_there_are_none(measured, page):
+    measured.ranks, measured.missing, measured.stragglers = measured.ranks[:1], [1, 2, 3], []
+    measured.ranks[0].wait_ms = None
+    text = words(measured, page)
+    assert "comm 2.00 ms waiting included: the other ranks have no trace here" in text
+    assert "Communication: the waits for ranks without a trace are part of it" in text
+
+
+def test_communication_of_one_rank_alone_has_no_waits(measured, page):
+    measured.ranks, measured.missing, measured.stragglers = measured.ranks[:1], [], []
+    measured.ranks[0].wait_ms = 0.0
+    text = words(measured, page)
+    assert "comm 2.00 ms 2 collectives of one rank alone" in text and "part of it" not in text
+
+
+def test_a_rank_without_a_recorded_device_has_no_zeros_in_the_table(measured, page):
+    still = measured.ranks[2]
+    still.device_active_ms = still.device_idle_ms = 0.0
+    still.wait_ms, still.communication = None, Communication()
+    (line,) = [line.split() for line in shown(measured, page).splitlines() if line.split()[:2] == ["2", "12.5"]]
+    assert line[2:7] == ["–"] * 5
+
+
+def test_what_is_gained_without_the_stragglers_stands_over_their_table(measured, page):
+    measured.straggler_gain_ms = 1.25
+    assert "Stragglers: without these waits the others end 1.25 ms sooner" in shown(measured, page)
 
 
 def test_several_stragglers_are_named_in_rank_order(measured, page):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.analysis.collectives import CollectiveTimes, knows_waits, waiting
+from foretrace.analysis.collectives import CollectiveTimes, waiting
 from foretrace.analysis.host_time import Segments
 from foretrace.analysis.report import Communication, QueueDepth, TimeRow
 from foretrace.graph import PHASES, Graph, OpTable
@@ -42,8 +42,9 @@ def by_op(graphs: list[Graph], segments: list[Segments]) -> list[TimeRow]:
 
 
 def by_family(graphs: list[Graph], segments: list[Segments]) -> list[TimeRow]:
-    """Time of each kernel family; host time is that of the launches. Without kernels, ops stand for them."""
-    return _rows(graphs, segments, _family_contributions)
+    """Time of each kernel family; host time is that of the launches. Where no rank has kernels, ops stand for them."""
+    have = [pair for pair in zip(graphs, segments) if len(pair[0].kernels)] or list(zip(graphs, segments))
+    return _rows([graph for graph, _ in have], [cut for _, cut in have], _family_contributions)
 
 
 def by_phase(graphs: list[Graph], segments: list[Segments]) -> list[TimeRow]:
@@ -72,11 +73,12 @@ def _rows(
             for code in np.flatnonzero(added.any(axis=1)).tolist():
                 sums[part.names[code]] += added[code]
     ranks = max(len(graphs), 1)
+    devices = sum(len(graph.kernels) > 0 for graph in graphs) or 1
     device, host = (sum(float(s[i]) for s in sums.values()) for i in (0, 1))
     rows = [
         TimeRow(
             name=name,
-            device_ms=float(s[0]) / ranks / 1e3,
+            device_ms=float(s[0]) / devices / 1e3,
             host_ms=float(s[1]) / ranks / 1e3,
             count=round(float(s[2]) / ranks),
             share=float(s[0]) / device if device else float(s[1]) / host if host else 0.0,
@@ -307,6 +309,7 @@ def communication(
     collectives: list[CollectiveTimes],
     kernels: KernelTable | None = None,
     window: tuple[float, float] = (-np.inf, np.inf),
+    knows_waits: bool = True,
 ) -> Communication:
     """Communication of a rank, hidden behind other work or exposed, and what of the exposed is waiting.
 
@@ -320,6 +323,8 @@ def communication(
         Those of the job.
     kernels, window
         The device work of the step's time, and that time; all of the graph's where left out.
+    knows_waits
+        Whether those that it communicates with have a trace.
     """
     kernels = graph.kernels if kernels is None else kernels
     on_device = len(kernels) > 0
@@ -328,12 +333,11 @@ def communication(
     ours = (device_waits == on_device) & (start < window[1]) & (end > window[0])
     waits = np.maximum(start[ours], window[0]), np.minimum(end[ours], window[1])
     hidden, whole = shared(exchange, compute), total(*exchange)
-    known = knows_waits(graph, position, collectives)
     return Communication(
         communication_ms=whole / 1e3,
         hidden_ms=hidden / 1e3,
         exposed_ms=(whole - hidden) / 1e3,
-        exposed_wait_ms=(total(*waits) - shared(waits, compute)) / 1e3 if known else None,
+        exposed_wait_ms=(total(*waits) - shared(waits, compute)) / 1e3 if knows_waits else None,
     )
 
 

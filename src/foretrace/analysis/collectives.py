@@ -42,6 +42,13 @@ class CollectiveTimes:
     """Rows in the members' kernel tables; -1 for a collective that runs on the host."""
     start: Floats
     end: Floats
+    ranks: tuple[int, ...] = ()
+    """All members' ranks, also of those that have no graph; empty where unknown."""
+
+    @property
+    def alone(self) -> bool:
+        """Whether waits for others are part of the transfers: one member has a graph, and it is not the only one."""
+        return len(self.members) == 1 != len(self.ranks)
 
     def __len__(self) -> int:
         return len(self.kinds)
@@ -73,7 +80,8 @@ class CollectiveTimes:
 
 
 def collective_times(graphs: list[Graph]) -> tuple[list[CollectiveTimes], list[str]]:
-    """The measured collectives of all ranks, matched by group and by order in it; and notes on what did not match."""
+    """The measured collectives of all ranks, matched by group and by order in it, without groups of which none match;
+    and notes on what did not."""
     found, notes = [], []
     pairs, alone = _matched_pairs(graphs)
     if alone:
@@ -81,9 +89,12 @@ def collective_times(graphs: list[Graph]) -> tuple[list[CollectiveTimes], list[s
         notes.append(f"send and recv are not matched across ranks{which}: their time is wait and transfer together")
     for group in [*matched_groups(graphs), *pairs]:
         notes += group.notes
+        if not group.numbers[0]:
+            continue
         queues = [[graphs[m].collectives[n] for n in numbers] for m, numbers in zip(group.members, group.numbers)]
         times = np.array([[times_of(graphs[m], c) for c in q] for m, q in zip(group.members, queues)], np.float64)
         start, end = times.reshape(len(queues), len(queues[0]), 2).transpose(2, 1, 0)
+        first = queues[0][0]
         found.append(
             CollectiveTimes(
                 group=group.name,
@@ -93,6 +104,7 @@ def collective_times(graphs: list[Graph]) -> tuple[list[CollectiveTimes], list[s
                 kernel=np.array([[c.kernel for c in q] for q in queues], np.int64).T,
                 start=start,
                 end=end,
+                ranks=first.ranks or graphs[group.members[0]].groups.get(first.group, ()),
             )
         )
     return found, list(dict.fromkeys(notes))
@@ -347,26 +359,32 @@ def waiting(position: int, collectives: list[CollectiveTimes]) -> tuple[Floats, 
     return np.concatenate(starts), np.concatenate(ends), np.concatenate(devices)
 
 
-def knows_waits(graph: Graph, position: int, collectives: list[CollectiveTimes]) -> bool:
-    """Whether it can be known how long a rank waits: it communicates with none, or with one that has a trace too.
-
-    Of a rank whose launches have no kernels, nobody knows with whom it communicates.
-    """
-    groups = [group for group in collectives if position in group.members and len(group)]
-    alone = graph.world == 1 or len(graph.kernels) > 0 or not (graph.calls.kind == LAUNCH).any()
-    return any(len(group.members) > 1 for group in groups) or (not groups and alone)
-
-
 def wait_ms(graphs: list[Graph], collectives: list[CollectiveTimes]) -> dict[int, float | None]:
     """For each rank, how long it waits for others: in several collectives at a time, it waits once.
 
-    None where no other rank of its collectives has a trace, or nothing is recorded of its device.
+    None where it meets others and none of its collectives is matched with theirs, or where nobody knows whom it meets:
+    nothing is recorded of its device.
     """
+    matched = {position for group in collectives if len(group.members) > 1 for position in group.members}
+    met = _ranks_that_meet(graphs) if len(matched) < len(graphs) else set()
     waits: dict[int, float | None] = {}
     for position, graph in enumerate(graphs):
         start, end, _ = waiting(position, collectives)
-        waits[graph.rank] = total(start, end) / 1e3 if knows_waits(graph, position, collectives) else None
+        unseen = graph.world > 1 and not len(graph.kernels) and (graph.calls.kind == LAUNCH).any()
+        known = position in matched or not (graph.rank in met or unseen)
+        waits[graph.rank] = total(start, end) / 1e3 if known else None
     return waits
+
+
+def _ranks_that_meet(graphs: list[Graph]) -> set[int]:
+    """The ranks that have to communicate with others, by what any of them shows."""
+    met: set[int] = set()
+    for graph in graphs:
+        for one in {(one.kind in ONE_SIDED, one.group, one.ranks, one.peer): one for one in graph.collectives}.values():
+            known = one.kind in ONE_SIDED or one.ranks or graph.groups.get(one.group, ())
+            together = {graph.rank, *members(graph, one)}
+            met |= together if len(together) > 1 or not known else set()
+    return met
 
 
 def pair_waits(graphs: list[Graph], collectives: list[CollectiveTimes]) -> list[PairWait]:
@@ -401,7 +419,7 @@ def add_collectives(report: StepReport, collectives: list[CollectiveTimes]) -> N
         columns = (group.kinds, group.nbytes.tolist(), group.transfer.tolist(), group.wait.sum(axis=1).tolist())
         for kind, nbytes, transfer, wait in zip(*columns):
             alike[kind, nbytes].append((transfer / 1e3, wait / 1e3))
-        met |= set(zip(group.kinds, group.nbytes.tolist())) if len(group.members) > 1 else set()
+        met |= set() if group.alone else set(zip(group.kinds, group.nbytes.tolist()))
     for (kind, nbytes), times in alike.items():
         transfers, waits = zip(*times)
         report.transfer_ms[kind] = report.transfer_ms.get(kind, 0.0) + sum(transfers)

@@ -46,6 +46,9 @@ from foretrace.graph.tables import (
 from foretrace.simulation.critical_path import critical_path
 from foretrace.simulation.task_graph import total
 
+RANKS_NAMED = 8
+"""Ranks that a note names; of more, the first."""
+
 
 def measure_step(job: Job | Graph, step: str | None = None) -> StepReport:
     """Where the time of a measured step goes; without ``step``, of the one of median length. A graph is a job of one
@@ -128,7 +131,9 @@ def _rank_reports(
                 kernel_ms=float((graph.kernels.end - graph.kernels.start).sum()) / 1e3,
                 host_ms=host_ms,
                 wait_ms=waits[graph.rank],
-                communication=communication(graph, position, collectives, kernels, window),
+                communication=communication(
+                    graph, position, collectives, kernels, window, waits[graph.rank] is not None
+                ),
                 overheads=host_overheads([cut]),
                 queue_depth=queue_depth(graph),
                 # Storages live by the numbers of the uncut graph's ops.
@@ -163,8 +168,8 @@ def _add_rank_means(report: StepReport, segments: list[Segments]) -> None:
         (r.peak_memory_bytes for r in ranks if r.peak_memory_bytes is not None), default=None
     )
     report.overheads = host_overheads(segments)
-    depths = [rank.queue_depth for rank in ranks]
-    report.queue_depth = QueueDepth(sum(d.mean for d in depths) / len(depths), max(d.max for d in depths))
+    depths = [rank.queue_depth for rank in have]
+    report.queue_depth = QueueDepth(float(np.mean([d.mean for d in depths])), max(d.max for d in depths))
 
 
 def _attributed(graphs: list[Graph]) -> float:
@@ -209,12 +214,15 @@ def _untimed_collectives(graphs: list[Graph]) -> list[CollectiveRow]:
 
 
 def _without_kernels(graphs: list[Graph], ranks: list[RankReport]) -> list[str]:
-    """The ranks that launch work of which the trace holds nothing."""
-    without = [g.rank for g, rank in zip(graphs, ranks) if not rank.on_device and (g.calls.kind == LAUNCH).any()]
-    if not without:
-        return []
-    named = f"rank{'s' * (len(without) > 1)} {', '.join(map(str, without))}"
-    return [f"{MISSING_DEVICES}no launch of {named} has a kernel in the trace; devices are those of the others"]
+    """The ranks that launch work of which the trace holds nothing, and those that show neither."""
+    without = [graph for graph, rank in zip(graphs, ranks) if not rank.on_device]
+    launching = [graph.rank for graph in without if (graph.calls.kind == LAUNCH).any()]
+    others = [graph.rank for graph in without if graph.rank not in launching]
+    whose = "devices are those of the others"
+    return [
+        *[f"{MISSING_DEVICES}no launch of {_named(launching)} has a kernel in the trace; {whose}"] * bool(launching),
+        *[f"no device work of {_named(others)} is recorded; {whose}"] * bool(others),
+    ]
 
 
 def _trace_notes(whole: list[Graph], cuts: list[Graph]) -> list[str]:
@@ -226,18 +234,25 @@ def _trace_notes(whole: list[Graph], cuts: list[Graph]) -> list[str]:
                 lost, launches = launches_without_kernels(cut.calls, cut.kernels)
                 note = note if lost > SEVERAL * launches else f"in other steps, {note}"
             ranks.setdefault(note, []).append(graph.rank)
-    return [
-        note if len(having) == len(whole) else f"{note} (rank{'s' * (len(having) > 1)} {', '.join(map(str, having))})"
-        for note, having in ranks.items()
-    ]
+    return [note if len(having) == len(whole) else f"{note} ({_named(having)})" for note, having in ranks.items()]
 
 
 def _without_partners(graphs: list[Graph], collectives: list[CollectiveTimes]) -> list[str]:
-    alone = sorted({graphs[g.members[0]].rank for g in collectives if len(g) and len(g.members) == 1})
+    alone = sorted({graphs[group.members[0]].rank for group in collectives if group.alone})
     if not alone or max(graph.world for graph in graphs) == 1:
         return []
-    ranks = ", ".join(map(str, alone))
-    return [f"rank {ranks}: no other member of its group has a trace: its transfer is wait and transfer together"]
+    whose = "their groups" if len(alone) > 1 else "its group"
+    return [f"{_named(alone)}: no other member of {whose} has a trace of it: a transfer is wait and transfer together"]
+
+
+def _named(ranks: list[int]) -> str:
+    """Some ranks, of many the first.
+
+    >>> _named([3]), _named([*range(20)])
+    ('rank 3', 'ranks 0, 1, 2, 3, 4, 5, 6, 7 and 12 more')
+    """
+    shown, more = ", ".join(map(str, ranks[:RANKS_NAMED])), len(ranks) - RANKS_NAMED
+    return f"rank{'s' * (len(ranks) > 1)} {shown}" + (f" and {more} more" if more > 0 else "")
 
 
 def _peak_memory(graph: Graph) -> int | None:

@@ -48,7 +48,8 @@ class NotebookDocument:
 
 @dataclass(slots=True)
 class TimeRow:
-    """Device and host time of an op, kernel family, phase or module: the mean over the ranks."""
+    """Device and host time of an op, kernel family, phase or module: the mean over the ranks, of device time over those
+    that have any."""
 
     name: str
     device_ms: float

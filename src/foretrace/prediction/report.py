@@ -170,7 +170,7 @@ def _rank_reports(
         # What the step before left on the device is that step's; of a trace of one step, it is this one's.
         earlier = launched_before(graph.kernels, graph.kernels) & (len(whole.steps) > 1)
         kernels = graph.kernels.rows(~earlier)
-        talk = communication(graph, position, collectives, kernels)
+        talk = communication(graph, position, collectives, kernels, knows_waits=waits[graph.rank] is not None)
         active, idle = (us / 1e3 for us in active_and_idle(replace(graph, kernels=kernels)))
         (step,) = graph.steps
         reports.append(

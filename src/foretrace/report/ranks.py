@@ -25,8 +25,8 @@ def rank_table(report: StepReport) -> RenderableType:
         "active": lambda rank: ms(rank.device_active_ms if rank.on_device else None),
         "idle": lambda rank: ms(rank.device_idle_ms if rank.on_device else None),
         "waits": lambda rank: ms(rank.wait_ms),
-        "comm": lambda rank: ms(rank.communication.communication_ms),
-        "exposed": lambda rank: ms(rank.communication.exposed_ms),
+        "comm": lambda rank: ms(_if_recorded(rank, rank.communication.communication_ms)),
+        "exposed": lambda rank: ms(_if_recorded(rank, rank.communication.exposed_ms)),
         "bubble": lambda rank: ms(rank.bubble_ms),
         "host": lambda rank: ms(rank.host_ms),
         "peak": lambda rank: bytes_(rank.peak_memory_bytes),
@@ -45,6 +45,11 @@ def rank_table(report: StepReport) -> RenderableType:
     for name in left_out:
         del columns[name]
     return record_table(title, columns, shown)
+
+
+def _if_recorded(rank: RankReport, communication_ms: float) -> float | None:
+    """None where a rank without a recorded device shows no communication: its device may communicate."""
+    return communication_ms if rank.on_device or communication_ms else None
 
 
 def rank_label(rank: RankReport) -> str:
@@ -95,7 +100,7 @@ def collective_table(report: StepReport, top: int | None) -> RenderableType:
     if len(report.ranks) == 1 or not report.timed:
         title = "Communication"
         del columns["waits of all ranks"]
-        if report.timed:
+        if report.timed and any(rank.wait_ms is None for rank in report.ranks):
             title = "Communication: the waits for ranks without a trace are part of it"
             columns = {"ms" if name == "transfer ms" else name: cell for name, cell in columns.items()}
     if not report.timed:

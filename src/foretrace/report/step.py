@@ -256,16 +256,22 @@ def _communication_facts(report: StepReport) -> Iterator[Fact]:
     count = plural(sum(row.count for row in report.collectives), "collective")
     if report.collectives and not report.timed:
         yield "comm", count, "whose times are unknown"
-    elif report.collectives and len(ranks) > 1:
+    elif report.collectives and len(ranks) > 1 and any(rank.wait_ms is not None for rank in ranks):
         waits = ms_range(rank.wait_ms for rank in ranks)
         unseen, others = "", "others"
         if report.missing:
             unseen = f", waits for {plural(len(report.missing), 'rank')} without a trace included"
             others = "others that have a trace"
+        unknown = sum(rank.wait_ms is None for rank in ranks)
+        others += f", of {plural(unknown, 'rank')} unknown" * bool(unknown)
         yield "waits", waits, f"per rank, for {others}; {count}, {ms(transfer)} ms of transfer{unseen}"
-    elif report.collectives:
-        spent = sum(rank.communication.communication_ms for rank in ranks) or transfer
-        yield "comm", f"{ms(spent)} ms", "waiting included: the other ranks have no trace here"
+    elif spent := _mean_communication_ms(report) or transfer:
+        each = "waiting included: the other ranks have no trace here"
+        if len(ranks) > 1:
+            each = "a rank, waiting included: nothing of it is matched across ranks"
+        elif report.collectives and ranks[0].wait_ms is not None:
+            each = f"{count} of one rank alone"
+        yield "comm", f"{ms(spent)} ms", each
 
 
 def _predicted_limit(report: StepReport) -> str:
@@ -288,6 +294,11 @@ def _measured_limit(report: StepReport) -> str:
         unseen = report.unrecorded_launches
         return f"its {unseen:,} launches have no kernels in the trace" if unseen else "no device work is recorded in it"
     return f"{_bound(report, mean)} of it{_mostly(report)}"
+
+
+def _mean_communication_ms(report: StepReport) -> float:
+    each = [rank.communication.communication_ms for rank in report.device_ranks]
+    return sum(each) / len(each) if each else 0.0
 
 
 def _mean_step_ms(report: StepReport) -> float:

@@ -127,6 +127,13 @@ def test_calls_stand_for_collectives_where_the_host_left_no_other_mark(tmp_path:
     assert one(trace, tmp_path).nbytes == 400
 
 
+def test_a_call_whose_kernel_communicates_is_counted_once(tmp_path: Path) -> None:
+    trace = Trace(0, 2)
+    with trace.op("c10d::allreduce_", **shapes([[100]], ["float"])):
+        trace.launch("ncclDevKernel_AllReduce_Sum_f32_RING_LL")
+    assert one(trace, tmp_path).kernel == 0
+
+
 def test_calls_of_nccl_without_kernels_are_no_host_collectives(tmp_path: Path) -> None:
     trace = Trace(0, 2)
     all_reduce(trace, 100, 2, ends=trace.now + 50)
