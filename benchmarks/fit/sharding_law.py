@@ -13,8 +13,9 @@ import numpy as np
 from scipy.optimize import nnls
 
 from benchmarks.lib.sharding_loads import EXTRA, Load, loads
+from foretrace.graph.tables import Floats
 from foretrace.sharding.linear_models import TERMS, fused_file, terms
-from foretrace.sharding.shards import Floats, Shards
+from foretrace.sharding.shards import Shards
 
 FILE = fused_file("h200")
 

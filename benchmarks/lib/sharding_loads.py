@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.lib.sharding_tasks import Task
+from foretrace.graph.tables import Floats
 from foretrace.platform.platform import Platform
 from foretrace.sharding.options import Ranks
 from foretrace.sharding.plan import Placement, Plan
-from foretrace.sharding.shards import Floats, Shards
+from foretrace.sharding.shards import Shards
 from foretrace.sharding.tables import Table
 
 DATA = Path(__file__).resolve().parents[1] / "data"

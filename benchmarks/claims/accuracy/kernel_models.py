@@ -23,11 +23,12 @@ import numpy as np
 
 from benchmarks.lib.table import H200, keep
 from foretrace.cost_models.kernels.decomposition import parts_of
-from foretrace.cost_models.kernels.estimators.dataset import Dataset, Floats, dataset_of, roofline_terms
+from foretrace.cost_models.kernels.estimators.dataset import Dataset, dataset_of, roofline_terms
 from foretrace.cost_models.kernels.estimators.residual import ScaledRoofline
 from foretrace.cost_models.kernels.families import FAMILIES, CallContext, Description, family_of
 from foretrace.cost_models.kernels.fitting import errors
 from foretrace.cost_models.kernels.model import device_models
+from foretrace.graph.tables import Floats
 from foretrace.platform.measurements.kernels import Measurement, read_all
 from foretrace.platform.platform import Platform
 

@@ -26,9 +26,10 @@ from benchmarks.lib.sharding_candidates import costing_of
 from benchmarks.lib.sharding_loads import EXTRA, Candidate, fresh, seen, timed_tasks
 from benchmarks.lib.sharding_tasks import Task
 from benchmarks.lib.table import H200, keep
+from foretrace.graph.tables import Floats
 from foretrace.platform.platform import Platform
 from foretrace.sharding.lookups import price_lookups
-from foretrace.sharding.shards import HISTOGRAM_BINS, Floats, Shard, Shards
+from foretrace.sharding.shards import HISTOGRAM_BINS, Shard, Shards
 from foretrace.sharding.tables import Table
 
 MEASURED_ON = H200

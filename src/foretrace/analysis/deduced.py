@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 from foretrace.graph import Constant, Op, Tensor, Value
+from foretrace.graph.operators import GEMMS
 from foretrace.graph.tables import KernelTable, distinct
 
 OLD_GRADIENTS = ("aten::cudnn_convolution_backward", "aten::miopen_convolution_backward")
@@ -19,7 +20,6 @@ OLD_GRADIENTS = ("aten::cudnn_convolution_backward", "aten::miopen_convolution_b
 TO_DEVICE, TO_HOST = "Memcpy HtoD", "Memcpy DtoH"
 COPY, CONVERSION = "aten::copy_", "aten::_to_copy"
 HOST, DEVICE = "cpu", "cuda:0"
-GEMMS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
 TF32_KERNELS = ("tf32", "s1688", "s16816")
 """Pieces of the names of kernels that multiply float32 on Tensor Cores."""
 

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from foretrace.analysis.temporaries import inside_ops
 from foretrace.graph import PHASES, Graph, Storage
 from foretrace.graph.calls import dispatched
 from foretrace.graph.graph import cut_to_step
 from foretrace.graph.tables import Floats, Ints, Longs, StorageTable
+from foretrace.graph.temporaries import inside_ops
 
 BLOCK = 512
 """PyTorch's caching allocator rounds the size of an allocation up to a multiple of these bytes."""

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 
 from foretrace.analysis.memory import TEMPORARY, on_device, storage_kinds
-from foretrace.analysis.temporaries import EARLY, OPTIONAL, inside_ops
 from foretrace.graph import Graph
 from foretrace.graph.tables import Longs, StorageTable
+from foretrace.graph.temporaries import EARLY, OPTIONAL, inside_ops
 from foretrace.simulation.caching_allocator import AllocatorSettings, Block, CachingAllocator, OutOfMemoryError
 
 STEPS = 3

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from foretrace.errors import ForetraceError
 from foretrace.graph import Op, Tensor
+from foretrace.graph.operators import GEMMS
 from foretrace.platform.device import Device, Measured
 from foretrace.platform.measurements.kernels import Measurement
 from foretrace.platform.typed_json import Positive, PositiveInt, read_as, write
@@ -20,7 +21,6 @@ from foretrace.platform.typed_json import Positive, PositiveInt, read_as, write
 DEVICE_FILE = "device.json"
 CEILINGS = "ceilings"
 """The file of calls that come close to a device's peaks, next to those of the families."""
-GEMMS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
 LARGE_BYTES = 2**28
 """A copy of this many bytes fits into no cache."""
 

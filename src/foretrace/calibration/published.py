@@ -16,7 +16,7 @@ import numpy as np
 
 from foretrace._progress import OnProgress, Progress
 from foretrace.calibration.published_tables import READERS, PublishedTime, read_published
-from foretrace.cost_models.kernels.estimators.dataset import Dataset, Floats
+from foretrace.cost_models.kernels.estimators.dataset import Dataset
 from foretrace.cost_models.kernels.estimators.forests import boost
 from foretrace.cost_models.kernels.families import CallContext, family_of
 from foretrace.cost_models.kernels.pricing import price_kernels
@@ -26,6 +26,7 @@ from foretrace.cost_models.kernels.roofline import Work
 from foretrace.errors import ForetraceError
 from foretrace.graph import Graph, Op, OpTable
 from foretrace.graph.op import signature
+from foretrace.graph.tables import Floats
 from foretrace.platform.device import Device
 from foretrace.platform.hypothetical import RATIO_INDEX, RatioIndex, RatioTable
 from foretrace.platform.platform import DEVICE, Platform

@@ -11,6 +11,7 @@ from functools import cache, lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 from foretrace.graph import Constant, Tensor, Value
+from foretrace.graph.operators import MEMORY_FORMATS
 
 DTYPES = {
     "float": "float32", "double": "float64", "c10::Half": "float16", "c10::BFloat16": "bfloat16", "bool": "bool",
@@ -33,7 +34,6 @@ SCALAR_TYPES = (
 )  # fmt: skip
 """Dtypes by their number in c10::ScalarType."""
 LAYOUTS = ("strided", "sparse_coo", "sparse_csr", "mkldnn", "sparse_csc", "sparse_bsr", "sparse_bsc", "jagged")
-MEMORY_FORMATS = ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d")
 _ENUMERATIONS = {
     "ScalarType": ("dtype", SCALAR_TYPES),
     "Layout": ("layout", LAYOUTS),

@@ -18,6 +18,7 @@ ITEMSIZE = {
 
 FLOATING = ("bfloat16", "float16", "float32", "float64")
 """Dtypes that a step may compute in. Eight-bit ones are left out: their operators take scales as well."""
+HALF_DTYPES = ("bfloat16", "float16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,23 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
         strides.append(step)
         step *= max(size, 1)
     return tuple(reversed(strides))
+
+
+def is_contiguous(tensor: Tensor) -> bool:
+    """Whether elements lie in row-major order.
+
+    >>> is_contiguous(Tensor((2, 1, 3), "float32", "cuda:0", stride=(3, 99, 1)))
+    True
+    """
+    if tensor.stride is None:
+        return True
+    expected = 1
+    for size, step in zip(reversed(tensor.shape), reversed(tensor.stride)):
+        if size != 1:
+            if step != expected:
+                return False
+            expected *= size
+    return True
 
 
 def with_shape(tensor: Tensor, shape: Sequence[int]) -> Tensor:
@@ -170,6 +188,8 @@ class Constant(NamedTuple):
     kind: str
     value: str
 
+
+CONTIGUOUS = Constant("memory_format", "contiguous_format")
 
 Value: TypeAlias = (
     "bool | int | float | str | Tensor | Constant | list[Value] | tuple[Value, ...] | dict[str, Value] | None"

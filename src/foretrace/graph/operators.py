@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
-from foretrace.graph.op import Op, Tensor
+from foretrace.graph.op import HALF_DTYPES, Op, Tensor
 
 NAMESPACES = {"aten": "", "prims": "", "c10d": "", "_c10d_functional": "", "fsdp": "torch.distributed.fsdp"}
 """Operators that come with PyTorch, and what has to be imported for them."""
@@ -23,6 +23,14 @@ REFUSED = frozenset(
     )
 )  # fmt: skip
 """Operators of these namespaces that open files, print, or build strings of unbounded length."""
+
+GEMMS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
+LINEAR = ("aten::mm", "aten::addmm")
+"""What linear layers call."""
+EMBEDDING_BAGS = ("aten::_embedding_bag", "aten::_embedding_bag_forward_only")
+LOOKUPS = (*EMBEDDING_BAGS, "aten::embedding")
+ATTENTION_PREFIX = "aten::_scaled_dot_product_"
+"""How the names of fused attention begin, forward and backward."""
 
 LAYOUTS = ("strided", "sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc", "jagged")
 MEMORY_FORMATS = ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d")
@@ -203,20 +211,6 @@ def cudnn_takes_batch_norm(data: str, weight: str) -> bool:
     return "bfloat16" not in (data, weight) and (data != "float16" or weight == "float32")
 
 
-WITH_TEMPORARIES = frozenset(
-    {
-        "aten::native_layer_norm", "aten::native_layer_norm_backward", "aten::native_group_norm",
-        "aten::native_group_norm_backward", "aten::_softmax", "aten::_log_softmax", "aten::_softmax_backward_data",
-        "aten::_log_softmax_backward_data", "aten::upsample_bilinear2d_backward", "aten::upsample_nearest2d_backward",
-        "aten::upsample_bicubic2d_backward", "aten::convolution", "aten::convolution_backward", "aten::_cudnn_rnn",
-        "aten::_cudnn_rnn_backward", "aten::sum", "aten::mean", "aten::embedding_dense_backward",
-        "aten::_transformer_encoder_layer_fwd", "aten::addmm",
-    }
-)  # fmt: skip
-"""Calls that take memory only while they run, by rules of `foretrace.analysis.temporaries`.
-
-Every report of a step looks at their arguments, so that readers which decode arguments on demand have them at hand."""
-
 LAUNCH_FREE_OPS = frozenset(
     f"aten::{name}"
     for name in (
@@ -262,7 +256,6 @@ def launches_nothing(op: Op, kind: str) -> bool:
     return True
 
 
-HALF_DTYPES = ("bfloat16", "float16")
 MAX_HEAD_SIZE = {"cudnn": 128, "flash": 256}
 """Of implementations that take half precision only. The efficient one takes any head size."""
 

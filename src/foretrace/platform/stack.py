@@ -13,6 +13,7 @@ from pathlib import Path
 
 from foretrace.errors import ForetraceError, unknown_name
 from foretrace.graph import Graph
+from foretrace.graph.op import HALF_DTYPES
 from foretrace.platform.device import ATTENTION
 from foretrace.platform.platform import Platform
 from foretrace.platform.typed_json import Positive, read_as, write
@@ -29,7 +30,6 @@ MAX_FACTOR, MAX_SPREAD = 100, 2
 P90 = 1.2816
 """Standard deviations from the median to the 90th percentile."""
 SCORES, SOFTMAX, FUSED_ATTENTION = ("aten::bmm", "aten::baddbmm"), "aten::_softmax", "scaled_dot_product"
-HALF = ("float16", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def has_unfused_attention(graph: Graph) -> bool:
     if not any(name in names for name in SCORES) or any(FUSED_ATTENTION in name for name in names):
         return False
     return any(
-        tensor.dtype in HALF and tensor.shape and tensor.shape[-1] > 1
+        tensor.dtype in HALF_DTYPES and tensor.shape and tensor.shape[-1] > 1
         for op in graph.ops
         if op.name == SOFTMAX
         for tensor in op.tensors

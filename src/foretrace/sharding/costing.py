@@ -24,6 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from foretrace.cost_models.collectives.pricing import price_collective
+from foretrace.graph.tables import Floats, Longs
 from foretrace.platform.fabric import Fabric
 from foretrace.sharding.lookups import Batched, LookupKernels
 from foretrace.sharding.options import (
@@ -40,17 +41,7 @@ from foretrace.sharding.options import (
     communication_of,
 )
 from foretrace.sharding.plan import Plan
-from foretrace.sharding.shards import (
-    EMBEDDING_BYTES,
-    HISTOGRAM_BINS,
-    ID_BYTES,
-    Floats,
-    Longs,
-    Shard,
-    Shards,
-    shard_bytes,
-    sum_by,
-)
+from foretrace.sharding.shards import EMBEDDING_BYTES, HISTOGRAM_BINS, ID_BYTES, Shard, Shards, shard_bytes, sum_by
 from foretrace.sharding.tables import Table
 
 LENGTH_BYTES = 4

@@ -19,9 +19,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from foretrace.graph.tables import Floats
 from foretrace.platform.device import Device
 from foretrace.platform.typed_json import Positive, read_as
-from foretrace.sharding.shards import DTYPES, EMBEDDING_BYTES, ID_BYTES, OPTIMIZERS, Floats, LookupTimes, Shards
+from foretrace.sharding.shards import DTYPES, EMBEDDING_BYTES, ID_BYTES, OPTIMIZERS, LookupTimes, Shards
 
 DATA = Path(__file__).parent / "data"
 TBE_FILE = DATA / "tbe.json"

@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.graph import Graph, Indices, Job, Op, OpTable, Tensor
+from foretrace.graph.tables import Floats, Longs
 from foretrace.platform.platform import Platform
 from foretrace.sharding.linear_models import FusedModel, price_tbe
-from foretrace.sharding.shards import DTYPES, OPTIMIZERS, Floats, Longs, LookupTimes, Shard, Shards, accesses, sum_by
+from foretrace.sharding.shards import DTYPES, OPTIMIZERS, LookupTimes, Shard, Shards, accesses, sum_by
 from foretrace.sharding.tables import Table
 
 FORWARD, BACKWARD = 0, 1

@@ -15,10 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.cost_models.kernels.features import uniform_indices
+from foretrace.graph.tables import Floats, Longs
 from foretrace.sharding.tables import ITEMSIZE, OPTIMIZER_STATE, Table
-
-Floats = NDArray[np.float64]
-Longs = NDArray[np.int64]
 
 DTYPES = tuple(ITEMSIZE)
 OPTIMIZERS = tuple(OPTIMIZER_STATE)

@@ -15,10 +15,10 @@ import numpy as np
 from foretrace.analysis.dispatched import dispatched_calls
 from foretrace.analysis.memory import peak_memory
 from foretrace.cost_models.kernels.families import family_of
-from foretrace.cost_models.kernels.families.lookups import BAGS
 from foretrace.errors import ForetraceError
 from foretrace.graph import Graph, Indices, Job, Op, OpTable
-from foretrace.graph.tables import percentiles
+from foretrace.graph.operators import EMBEDDING_BAGS, LOOKUPS
+from foretrace.graph.tables import Floats, percentiles
 from foretrace.platform.device import Device
 from foretrace.platform.platform import Platform
 from foretrace.prediction.job import back_to_back_ms, simulate_job
@@ -31,13 +31,12 @@ from foretrace.sharding.costing import Costing
 from foretrace.sharding.lookups import lookup_graph
 from foretrace.sharding.options import CROSS_NODE, IDS, NODE_SUMS, POOLED, REPLICAS, SUMS, Ranks
 from foretrace.sharding.plan import Plan, StepTime
-from foretrace.sharding.shards import Floats, LookupTimes, zipf_exponent
+from foretrace.sharding.shards import LookupTimes, zipf_exponent
 from foretrace.sharding.tables import ITEMSIZE, Table
 from foretrace.transforms.draft import ProcessGroup
 from foretrace.transforms.parallel.hybrid import RankStep, TableShare, Transfer, sharded_steps
 from foretrace.transforms.weights import propagate_owners
 
-LOOKUPS = (*BAGS, "aten::embedding")
 OPTIMIZERS = {
     (0, 0): "sgd", (0, 1): "rowwise_adagrad", (1, 0): "adagrad", (1, 1): "partial_rowwise_adam",
     (2, 0): "adam", (2, 1): "adam",
@@ -106,7 +105,7 @@ def optimizers_of(graph: Graph, tables: Mapping[int, Table]) -> dict[object, str
 def batch_of_graph(graph: Graph) -> int:
     """Samples of the step: the bags that most lookups have, or without bags, the first dimension of the ids."""
     found = [op for op in graph.ops if op.name in LOOKUPS and len(op.tensors) > 1]
-    samples = [op.tensors[2].numel for op in found if op.name in BAGS and len(op.tensors) > 2]
+    samples = [op.tensors[2].numel for op in found if op.name in EMBEDDING_BAGS and len(op.tensors) > 2]
     samples = samples or [(*op.tensors[1].shape, 1)[0] for op in found]
     return max(1, max(sorted(set(samples)), key=samples.count, default=1))
 
@@ -114,7 +113,7 @@ def batch_of_graph(graph: Graph) -> int:
 def _table(op: Op, number: int, batch: int, seen: Indices | None) -> Table:
     weight, ids = op.tensors[:2]
     rows, dim = weight.shape
-    pooled = op.name in BAGS and len(op.tensors) > 2
+    pooled = op.name in EMBEDDING_BAGS and len(op.tensors) > 2
     bags = max(1, op.tensors[2].numel if pooled else batch)
     zipf = zipf_exponent(rows, seen.count, seen.unique) if seen and seen.count else 0.0
     name = op.module or f"table {number}"

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from foretrace.graph.op import contiguous_strides
+from foretrace.graph.op import CONTIGUOUS, contiguous_strides
 from foretrace.transforms.dataflow import Slot, SlotCall
-from foretrace.transforms.structure.attention import CONTIGUOUS, DEFAULT_ARGUMENTS, FORWARD, attention_kind
+from foretrace.transforms.structure.attention import DEFAULT_ARGUMENTS, FORWARD, attention_kind
 
 RESHAPES = ("aten::view", "aten::_unsafe_view", "aten::clone")
 LINEARS = [

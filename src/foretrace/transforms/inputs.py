@@ -8,9 +8,9 @@ from math import log2, prod
 from typing import Any
 
 from foretrace.graph.op import Tensor, tensors_in
+from foretrace.graph.operators import EMBEDDING_BAGS
 from foretrace.transforms.dataflow import Dataflow, Slot, SlotCall, is_sequence, slots_in
 
-EMBEDDING_BAGS = ("aten::_embedding_bag", "aten::_embedding_bag_forward_only")
 VIEWS = ("t", "transpose", "permute", "detach", "_to_copy", "view", "alias", "as_strided", "expand")
 FACTORS = {"mm": 1, "addmm": 2, "matmul": 1, "linear": 1, "convolution": 1, "embedding": 0, "_embedding_bag": 0}
 """Calls of layers, and which of the tensors that they read is a weight."""

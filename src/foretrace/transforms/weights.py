@@ -10,7 +10,7 @@ from foretrace.graph import ForetraceError, Op, Tensor, tensors_in
 from foretrace.transforms.dataflow import with_elements
 
 Owner = TypeVar("Owner")
-HALF, FULL = ("bfloat16", "float16"), "float32"
+FULL = "float32"
 
 
 @dataclass(frozen=True)

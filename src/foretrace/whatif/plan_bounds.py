@@ -12,12 +12,13 @@ from foretrace.analysis.memory import peak_memory
 from foretrace.cost_models.collectives.pricing import price_collective
 from foretrace.errors import ForetraceError
 from foretrace.graph import Job, Op
+from foretrace.graph.op import HALF_DTYPES
 from foretrace.platform.fabric import Fabric
 from foretrace.platform.platform import Platform
 from foretrace.prediction.rates import works
 from foretrace.transforms.blocks import all_repeated_blocks, block_index
 from foretrace.transforms.weights import weights_of
-from foretrace.whatif.plans import HALF, Choice, batch_of, settings
+from foretrace.whatif.plans import Choice, batch_of, settings
 
 
 class PlanBounds:
@@ -39,7 +40,7 @@ class PlanBounds:
             return
         calls = dispatched_calls(job.graphs[0]).calls
         ops = list(calls.ops)
-        self._half = any(tensor.dtype in HALF for op in ops if op.phase == "forward" for tensor in op.produced)
+        self._half = any(tensor.dtype in HALF_DTYPES for op in ops if op.phase == "forward" for tensor in op.produced)
         flops = {row: work.flops for row, work, counts in works(calls, range(len(ops)), where.device) if counts}
         rate = self._device.peak("bfloat16") * 1e6
         self._peak_us = sum(flops.values()) / rate / self._batch

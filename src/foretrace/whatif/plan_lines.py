@@ -7,10 +7,11 @@ from contextlib import suppress
 
 from foretrace.errors import ForetraceError
 from foretrace.graph import Job, Op
+from foretrace.graph.operators import LINEAR
 from foretrace.transforms.blocks import all_repeated_blocks, block_index
 from foretrace.transforms.parallel.parallelize import parallelize
 from foretrace.transforms.parallel.schedules import ALL_TO_ALL, RING, chunks_of
-from foretrace.transforms.structure.checkpointing import GEMMS, SELECTIVE, SHARE
+from foretrace.transforms.structure.checkpointing import SELECTIVE, SHARE
 from foretrace.whatif.plans import Plan, settings
 
 WHY = {
@@ -186,7 +187,7 @@ def _weight_shapes(ops: Iterable[Op], names: list[str]) -> dict[str, tuple[int, 
     """Outputs and inputs of the first block's linear layers, by the shapes of their products."""
     found: dict[str, tuple[int, ...]] = {}
     for op in ops:
-        if op.phase == "forward" and op.name in GEMMS[:2] and block_index(op.module, names[:1]) == 0:
+        if op.phase == "forward" and op.name in LINEAR and block_index(op.module, names[:1]) == 0:
             *_, weight = op.tensors
             found.setdefault(op.module[len(names[0]) + 1 :], (weight.shape[1], weight.shape[0]))
     return found

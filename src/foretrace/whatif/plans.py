@@ -15,6 +15,7 @@ import numpy as np
 
 from foretrace.errors import ForetraceError
 from foretrace.graph import Job
+from foretrace.graph.op import HALF_DTYPES
 from foretrace.graph.tables import Floats
 from foretrace.transforms.blocks import all_repeated_blocks
 from foretrace.transforms.parallel.context import attention_kind
@@ -40,7 +41,6 @@ MICROBATCHES = (2, 4)
 """Microbatches of a pipeline that are tried, for each of its stages."""
 BUCKETS_MB = 100
 """Buckets of gradients that are tried besides DDP's own of 25 MB."""
-HALF = ("bfloat16", "float16")
 
 Choice = tuple[str, ...]
 """Changes that belong together, as texts."""
@@ -155,7 +155,7 @@ def factors_of(job: Job, world: int, samples: int | None = None) -> list[Factor]
     """
     ops = list(job.graphs[0].ops)
     blocks = all_repeated_blocks(ops)
-    half = any(tensor.dtype in HALF for op in ops if op.phase == "forward" for tensor in op.produced)
+    half = any(tensor.dtype in HALF_DTYPES for op in ops if op.phase == "forward" for tensor in op.produced)
     shares = world > 1 and job.world == 1
     batch = batch_of(job)
     length = max((op.tensors[0].shape[-2] for op in ops if attention_kind(op)), default=0)

@@ -8,11 +8,11 @@ from foretrace.cost_models.kernels.features import (
     int_argument,
     int_list_argument,
     ints_in,
-    is_contiguous,
     strides_of,
     tensors_of,
 )
 from foretrace.graph import Constant, Op, Tensor
+from foretrace.graph.op import is_contiguous
 
 
 def test_an_argument_that_is_absent_or_none_gives_the_default():

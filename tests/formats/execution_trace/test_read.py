@@ -18,8 +18,8 @@ from foretrace.formats.execution_trace import read_execution_trace
 from foretrace.formats.execution_trace.read import LazyOps
 from foretrace.formats.join import join_traces
 from foretrace.graph import Constant, ForetraceError, Graph, Job
-from foretrace.graph.operators import WITH_TEMPORARIES
 from foretrace.graph.tables import ANNOTATION, CALL, NODE
+from foretrace.graph.temporaries import RULES
 from tests.formats.execution_traces import node, scaffold, step, tensor, trace, write
 
 SCHEMAS = ("1.0.1", "1.0.2-chakra.0.0.4", "1.0.3-chakra.0.0.4", "1.0.4", "1.1.0-chakra.0.0.4", "1.1.1-chakra.0.0.4")
@@ -337,7 +337,7 @@ def test_so_has_a_chakra_trace(structure: Graph, tmp_path: Path):
 def test_calls_whose_temporaries_every_report_adds_up_come_along(structure: Graph):
     sent = pickle.loads(pickle.dumps(structure))
     Path(structure.source).unlink()
-    rows = [row for row, op in enumerate(structure.ops) if op.name in WITH_TEMPORARIES]
+    rows = [row for row, op in enumerate(structure.ops) if op.name in RULES]
     assert [sent.ops[row].args for row in rows] == [structure.ops[row].args for row in rows] != []
 
 

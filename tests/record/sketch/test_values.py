@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 from foretrace.errors import ForetraceError
 from foretrace.graph import Graph
 from foretrace.record.sketch.sketch import sketch
-from foretrace.record.sketch.values import DRAWN, MAX_ELEMENTS, RANKED
+from foretrace.record.sketch.values import CHANCE, DRAWN, MAX_ELEMENTS, RANKED
 
 KNOWN: dict[str, Callable[[], Any]] = {
     "arithmetic": lambda: (torch.arange(4) * 8 + 8).int().tolist(),
@@ -225,6 +226,9 @@ MASKS: dict[str, Callable[[], torch.Tensor]] = {
     "compared": lambda: torch.rand(40, 50) < 0.2,
     "above": lambda: torch.rand_like(torch.zeros(40, 50)) >= 0.8,
     "drawn": lambda: torch.bernoulli(torch.full((40, 50), 0.2)).bool(),
+    "in place": lambda: torch.zeros(40, 50).uniform_() < 0.2,
+    "with a share for each": lambda: torch.full((40, 1), 0.2) > torch.rand(40, 50),
+    "of a view": lambda: torch.rand(2000).view(50, 40).t() < 0.2,
 }
 
 
@@ -242,6 +246,62 @@ def _line(graph: Graph) -> str:
 def test_a_mask_of_random_numbers_that_were_changed_is_unknown() -> None:
     with pytest.raises(ForetraceError, match="depends on the data"):
         sketch(lambda: torch.randn(40, 50)[torch.rand(40, 50).mul_(torch.randn(40, 50)) < 0.2])
+
+
+def test_masks_of_the_same_random_numbers_agree() -> None:
+    def step() -> list[int]:
+        numbers = torch.rand(40, 50)
+        chosen, others, between = numbers < 0.2, numbers >= 0.2, (numbers >= 0.2) & (numbers < 0.3)
+        first = numbers[:20] < 0.2
+        return [int(each.sum()) for each in (chosen, others, between, first, chosen[:20])]
+
+    (chosen, others, between, first, same), _ = told(step)
+    assert chosen + others == 2000 and 120 < between < 280 and first == same
+
+
+def test_a_chance_that_decides_is_said_in_the_headline() -> None:
+    value, graph = told(lambda: [bool(torch.rand(()) < 0.5) for _ in range(20)])
+    assert set(value) == {True, False}
+    assert any(note.startswith(f"assumed in the step, and decisive: {CHANCE} (test_values.py:") for note in graph.notes)
+
+
+def test_the_order_of_an_unknown_tensor_is_the_same_whenever_it_is_asked_for() -> None:
+    def step() -> list[list[Any]]:
+        numbers = torch.randn(8, 16)
+        best, others = numbers.argmax(-1), numbers.topk(3).indices
+        order = numbers.sort(-1, descending=True).indices
+        again = best.tolist(), others[:, 0].tolist(), order[:, 0].tolist(), numbers[2:].argmax(-1).tolist()
+        numbers.normal_()
+        return [*again, numbers.argmax(-1).tolist()]
+
+    (best, others, order, part, later), _ = told(step)
+    assert best == others == order and part == best[2:] and best != later
+
+
+def test_choices_among_more_elements_than_are_drawn_are_distinct_and_even() -> None:
+    def step() -> list[list[int]]:
+        chosen = torch.randn(1024, 8192).softmax(-1).topk(4, -1).indices
+        return (chosen // 1024).tolist()
+
+    value, _ = told(step)
+    counts = np.bincount(np.array(value).ravel(), minlength=8)
+    assert len(counts) == 8 and counts.min() > 400 and counts.max() < 620
+    first, _ = told(lambda: torch.randn(8192, 1024).topk(4, 0).indices.t().tolist())
+    assert all(len(set(row)) == 4 and 0 <= min(row) and max(row) < 8192 for row in first)
+
+
+def test_an_integer_of_an_unknown_number_may_be_a_size() -> None:
+    value, graph = told(lambda: [int(torch.randn(4).max()), int(torch.tensor(3.7))])
+    assert value == [1, 3] and any("decisive: 1 for an integer, perhaps a size" in note for note in graph.notes)
+
+
+def test_pythons_random_numbers_are_the_same_in_every_sketch_and_go_on_as_before() -> None:
+    def step() -> list[float]:
+        return [random.random(), np.random.rand()]
+
+    states = random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[union-attr]
+    assert told(step)[0] == told(step)[0]
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == states  # type: ignore[union-attr]
 
 
 def test_an_accuracy_that_is_logged_is_no_decision() -> None:

@@ -15,7 +15,6 @@ from typing import NamedTuple
 import numpy as np
 
 from foretrace.cost_models.kernels.decomposition import parts_of
-from foretrace.cost_models.kernels.estimators.dataset import Floats
 from foretrace.cost_models.kernels.families import FAMILIES, context_of, family_of
 from foretrace.cost_models.kernels.families.attention import on_device
 from foretrace.cost_models.kernels.family import TENSOR_CORE_FAMILIES
@@ -24,7 +23,7 @@ from foretrace.cost_models.kernels.ratios import OLDER, is_older_cublas, ratios_
 from foretrace.cost_models.kernels.roofline import LATENCY_US, Work, work_of
 from foretrace.graph import Graph, Indices, Op, Tf32
 from foretrace.graph.op import signature
-from foretrace.graph.tables import SIGMAS_TO_P90
+from foretrace.graph.tables import SIGMAS_TO_P90, Floats
 from foretrace.platform.device import Device
 from foretrace.platform.hypothetical import CrossDeviceScaling
 from foretrace.platform.platform import Platform

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from foretrace.cost_models.kernels.features import contiguous_strides
 from foretrace.graph import Op, Tensor, Value
+from foretrace.graph.op import contiguous_strides
 
 if TYPE_CHECKING:
     from foretrace.platform.measurements.kernels import Measurement, Repeat

@@ -6,10 +6,9 @@ An argument that is absent or of another type gives a default, never an error.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from foretrace.graph import Constant, Indices, Op, Tensor
-from foretrace.graph.op import ITEMSIZE, tensors_in
+from foretrace.graph.op import ITEMSIZE, contiguous_strides, tensors_in
 
 DTYPES = ("float32", "bfloat16", "float16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool")
 """Dtypes that have their own code, by position; any other counts as the first of its size."""
@@ -123,19 +122,6 @@ def tensors_of(op: Op) -> list[Tensor]:
     return found
 
 
-def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides of a contiguous tensor.
-
-    >>> contiguous_strides((2, 3, 4))
-    (12, 4, 1)
-    """
-    strides, step = [0] * len(shape), 1
-    for dim in range(len(shape) - 1, -1, -1):
-        strides[dim] = step
-        step *= shape[dim] or 1
-    return tuple(strides)
-
-
 def strides_of(tensor: Tensor) -> tuple[int, ...]:
     """The strides of a tensor, contiguous where they are unknown."""
     stride = tensor.stride
@@ -153,20 +139,6 @@ def is_dense(tensor: Tensor) -> bool:
         if size != 1 and stride != step:
             return False
         step *= size
-    return True
-
-
-def is_contiguous(tensor: Tensor) -> bool:
-    """Whether a tensor is contiguous."""
-    stride = tensor.stride
-    if stride is None:
-        return True
-    expected = 1
-    for size, step in zip(reversed(tensor.shape), reversed(stride)):
-        if size != 1:
-            if step != expected:
-                return False
-            expected *= size
     return True
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from foretrace._progress import OnProgress, Progress
-from foretrace.cost_models.kernels.estimators.dataset import Dataset, Floats, dataset_of
+from foretrace.cost_models.kernels.estimators.dataset import Dataset, dataset_of
 from foretrace.cost_models.kernels.estimators.difference import Difference, PriorTimes
 from foretrace.cost_models.kernels.estimators.npz import read_arrays
 from foretrace.cost_models.kernels.estimators.residual import Blend, ResidualTrees, ScaledRoofline
@@ -27,6 +27,7 @@ from foretrace.cost_models.kernels.reliability import ERROR_ARRAYS, ErrorRange, 
 from foretrace.cost_models.kernels.roofline import RooflineFallback
 from foretrace.cost_models.kernels.selection import KernelSelection
 from foretrace.errors import ForetraceError
+from foretrace.graph.tables import Floats
 from foretrace.platform.device import Device
 from foretrace.platform.measurements.cases import EXACT
 from foretrace.platform.measurements.kernels import SUFFIX, Measurement, read_all

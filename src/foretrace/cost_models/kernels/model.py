@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace._lazy import LazyMapping
-from foretrace.cost_models.kernels.estimators.dataset import Dataset, Floats
+from foretrace.cost_models.kernels.estimators.dataset import Dataset
 from foretrace.cost_models.kernels.estimators.forests import Forest
 from foretrace.cost_models.kernels.estimators.npz import finite, read_arrays
 from foretrace.cost_models.kernels.exact import ExactTimes, short_name
@@ -26,6 +26,7 @@ from foretrace.cost_models.kernels.families import FAMILIES, Family
 from foretrace.cost_models.kernels.reliability import ErrorRange, Support
 from foretrace.cost_models.kernels.roofline import RooflineFallback
 from foretrace.errors import ForetraceError
+from foretrace.graph.tables import Floats
 from foretrace.platform.platform import PRIOR, PRIOR_FILE
 
 if TYPE_CHECKING:

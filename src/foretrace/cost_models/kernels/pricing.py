@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.cost_models.kernels.decomposition import parts_of
-from foretrace.cost_models.kernels.estimators.dataset import Dataset, Floats, roofline_terms
+from foretrace.cost_models.kernels.estimators.dataset import Dataset, roofline_terms
 from foretrace.cost_models.kernels.exact import TimedCall
 from foretrace.cost_models.kernels.families import Description, context_of, family_of
 from foretrace.cost_models.kernels.families.lookups import index_statistics
@@ -28,6 +28,7 @@ from foretrace.errors import ForetraceError
 from foretrace.graph import Graph, Indices, Op, Tf32
 from foretrace.graph.op import signature
 from foretrace.graph.operators import launches_nothing
+from foretrace.graph.tables import Floats
 from foretrace.platform.device import Device
 from foretrace.platform.platform import Platform
 

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from foretrace.cost_models.kernels.cross_device import ScaledCalls
 from foretrace.cost_models.kernels.decomposition import parts_of
-from foretrace.cost_models.kernels.estimators.dataset import Floats
 from foretrace.cost_models.kernels.family import CallContext, Family
 from foretrace.cost_models.kernels.model import DeviceModels, Launched, ModelledCalls, device_models
 from foretrace.cost_models.kernels.pricing import MODEL, Calls, KernelCosts, price_calls
 from foretrace.graph import Op, Tf32
+from foretrace.graph.tables import Floats
 from foretrace.platform.device import Device
 from foretrace.platform.measurements.cases import Case
 from foretrace.platform.prior import Prior

@@ -20,17 +20,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.cost_models.kernels.decomposition import parts_of
-from foretrace.cost_models.kernels.estimators.dataset import Floats
 from foretrace.cost_models.kernels.estimators.forests import Forest
 from foretrace.cost_models.kernels.estimators.npz import read_arrays
 from foretrace.cost_models.kernels.families import CallContext, family_of
-from foretrace.cost_models.kernels.families.attention import CAUSAL, PREFIX, inputs_of
+from foretrace.cost_models.kernels.families.attention import CAUSAL, inputs_of
 from foretrace.cost_models.kernels.families.gemm import ADDING, product_sizes
 from foretrace.cost_models.kernels.features import argument
 from foretrace.cost_models.kernels.reliability import ErrorRange
 from foretrace.errors import ForetraceError
 from foretrace.graph import Constant, Op, Tensor
-from foretrace.graph.op import signature
+from foretrace.graph.op import HALF_DTYPES, signature
+from foretrace.graph.operators import ATTENTION_PREFIX
+from foretrace.graph.tables import Floats
 from foretrace.platform.device import Device
 
 CUDA = "cuda:0"
@@ -42,7 +43,6 @@ NEWER_CUBLAS = 12060
 """The CUDA runtime whose cuBLAS has other kernels on Hopper (``nvjet`` for ``sm90_xmma_gemm``), a fifth faster."""
 ALIGNED = 8
 """Elements that sizes of a table's GEMMs are multiples of; where others are not, libraries have slower kernels."""
-HALF = ("bfloat16", "float16")
 
 
 class Reference(NamedTuple):
@@ -78,7 +78,7 @@ def reference_of(op: Op, cuda_runtime: int = 0) -> list[Reference]:
     batch, m, n, k = product_sizes(a, b)
     if a.dtype.startswith("float8"):
         return [Reference("fp8", linear(batch * m, n, k, "float8_e4m3fn"))]
-    if a.dtype not in HALF:
+    if a.dtype not in HALF_DTYPES:
         return []
     if op.name == "aten::_grouped_mm" and len(tensors) > 2:
         rows, inner = (m, k) if len(b.shape) == 3 else (k, m)
@@ -91,9 +91,9 @@ def reference_of(op: Op, cuda_runtime: int = 0) -> list[Reference]:
 
 
 def _attention_references(op: Op) -> list[Reference]:
-    kind = op.name[len(PREFIX) :]
+    kind = op.name[len(ATTENTION_PREFIX) :]
     q, k, _ = inputs_of(op)
-    if q.dtype not in HALF:
+    if q.dtype not in HALF_DTYPES:
         return []
     causal = argument(op, CAUSAL[kind], "is_causal") is True
     query, key = (each.shape[:4] for each in (q, k))

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.cost_models.kernels.estimators.dataset import Dataset, Floats
+from foretrace.cost_models.kernels.estimators.dataset import Dataset
 from foretrace.cost_models.kernels.estimators.forests import Forest, boost_difficulty
 from foretrace.cost_models.kernels.estimators.npz import finite
+from foretrace.graph.tables import Floats
 
 FAR_OFF = 0.3
 """Relative error from which on a call is far off."""

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.cost_models.kernels.estimators.dataset import Dataset, Floats, log_residuals, with_cache_state
+from foretrace.cost_models.kernels.estimators.dataset import Dataset, log_residuals, with_cache_state
 from foretrace.cost_models.kernels.estimators.forests import Forest, boost
 from foretrace.cost_models.kernels.estimators.npz import finite
 from foretrace.cost_models.kernels.estimators.residual import KernelChoice, NetEnsemble
 from foretrace.cost_models.kernels.family import GEMM_SIZES
+from foretrace.graph.tables import Floats
 
 if TYPE_CHECKING:
     from foretrace.cost_models.kernels.kernel_names import TiledKernel

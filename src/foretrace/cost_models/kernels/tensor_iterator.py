@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from foretrace.cost_models.kernels.family import Description
-from foretrace.cost_models.kernels.features import alignment, contiguous_strides, dtype_code, is_contiguous, log
+from foretrace.cost_models.kernels.features import alignment, dtype_code, is_dense, log
 from foretrace.cost_models.kernels.roofline import Work
 from foretrace.graph import Tensor
+from foretrace.graph.op import contiguous_strides, is_contiguous
 
 POINTWISE_COLUMNS = (
     "numel", "bytes", "read", "written", "operands", "dtype", "out_dtype", "mixed", "even", "dims", "inner",
@@ -115,7 +116,7 @@ def output_of(operands: Sequence[Tensor], dtype: str) -> Tensor:
     """
     shape = broadcast_shape(operands)
     like = next((t for t in operands if t.shape == shape), None)
-    stride = like.stride if like is not None and like.stride is not None and _is_dense(like) else None
+    stride = like.stride if like is not None and like.stride is not None and is_dense(like) else None
     return Tensor(shape, dtype, stride=stride)
 
 
@@ -175,14 +176,3 @@ def _transposition(way: Traversal) -> tuple[float, float, float]:
         return -1.0, -1.0, -1.0
     run = next((size for size, step in zip(way.sizes, strided) if step == 1), 0)
     return log(strided[0]), log(run), log(way.numel / max(1, run * way.inner))
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    """Whether the elements are adjacent in memory in some order."""
-    expected = 1
-    for step, size in sorted(zip(tensor.stride or (), tensor.shape)):
-        if size != 1:
-            if step != expected:
-                return False
-            expected *= size
-    return True

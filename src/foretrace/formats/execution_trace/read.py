@@ -26,8 +26,8 @@ from foretrace.formats.execution_trace.nodes import Node, decode_list, read_node
 from foretrace.formats.execution_trace.storages import StorageLifetimes
 from foretrace.formats.values import Decoder, StorageNumber, decoder, signature
 from foretrace.graph import ForetraceError, Graph, Names, Op, OpTable, Value
-from foretrace.graph.operators import WITH_TEMPORARIES
 from foretrace.graph.tables import Ints
+from foretrace.graph.temporaries import RULES
 
 SCAFFOLD = "[pytorch|profiler|execution_"
 """Start of the names of nodes that stand for processes and threads."""
@@ -191,7 +191,7 @@ class _NodeOps:
         at_hand = {}
         with suppress(ForetraceError):  # said again by the one who looks at that op
             for row, node in enumerate(self._nodes):
-                if node.name in WITH_TEMPORARIES:
+                if node.name in RULES:
                     at_hand[row] = self(row)
         return LazyOps, (read_execution_trace, self._path.absolute(), at_hand)
 

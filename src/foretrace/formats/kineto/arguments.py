@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.formats.kineto.decode import UndecodableError, lenient_json
-from foretrace.formats.values import MEMORY_FORMATS, SCALAR_TYPES, dtype_name
+from foretrace.formats.values import SCALAR_TYPES, dtype_name
 from foretrace.graph import Constant, Names, Op, Tensor, Value
+from foretrace.graph.operators import MEMORY_FORMATS
 
 Signature = tuple[list[Any], list[Any], list[Any], list[Any]]
 """Shapes, types, strides and values of arguments; each list as long as in the trace."""

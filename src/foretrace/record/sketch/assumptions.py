@@ -18,7 +18,7 @@ import torch
 
 from foretrace.errors import ForetraceError
 from foretrace.record.guard.side_effects import INSTALLED, OURS, script_line
-from foretrace.record.sketch.values import ALIKE, CHECKED, DRAWN, EVEN, FINITE, LONGEST, RANKED, SHUFFLED
+from foretrace.record.sketch.values import ALIKE, CHANCE, CHECKED, DRAWN, EVEN, FINITE, LONGEST, RANKED, SHUFFLED
 
 TORCHS = str(Path(str(torch.__file__)).parent) + os.sep
 DISPATCH = tuple(
@@ -99,9 +99,9 @@ class Assumptions:
 
     def notes(self) -> list[str]:
         """What to tell the reader."""
-        built = self._read_at(BUILDING, FLAG, INTEGER, COMPARED, NUMBER, ARRAY, CHECKED, RANKED)
+        built = self._read_at(BUILDING, FLAG, INTEGER, COMPARED, NUMBER, ARRAY, CHECKED, RANKED, CHANCE)
         notes = [f"assumed while the model was built: {_listed(built)}"] if built else []
-        if decisive := self._read_at(STEP, FLAG, INTEGER, COMPARED, ARRAY, CHECKED, RANKED):
+        if decisive := self._read_at(STEP, FLAG, INTEGER, COMPARED, ARRAY, CHECKED, RANKED, CHANCE):
             notes.append(f"assumed in the step, and decisive: {_listed(decisive)}")
         for lines in self._read_at(STEP, NUMBER).values():
             count = sum(lines.values())

@@ -150,6 +150,12 @@ class FakeStepMode(FakeTensorMode):
         value = torch.Tensor.item(fake)
         return value if self.assumptions.numbers == numbers else self.assumptions.tracked(value)
 
+    def integer(self, fake: Any) -> int:
+        """``int(tensor)``: where a number is assumed, so is the integer, which may be a size."""
+        if fake.is_floating_point() and self._known(fake.detach()) is None:
+            return int(self.assumptions.unknown(torch.int64, self.calls))
+        return int(torch.Tensor.__int__(fake))
+
     def tolist(self, fake: Any) -> Any:
         """``Tensor.tolist``: a copy to the host, whose elements are no calls."""
         fake = fake.cpu() if fake.is_cuda else fake
@@ -236,6 +242,7 @@ def readable(fake_step: FakeStepMode) -> Iterator[None]:
         "item": lambda fake: fake_step.item(fake),
         "tolist": lambda fake: fake_step.tolist(fake),
         "numpy": lambda fake, **options: fake_step.numpy(fake, **options),
+        "__int__": lambda fake: fake_step.integer(fake),
         "__format__": lambda fake, how: fake_step.format(fake, how),
     }
     with ExitStack() as stack:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -9,6 +10,7 @@ from copy import copy
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest.mock import patch
 
+import numpy as np
 import torch
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -163,8 +165,7 @@ def pretending(device: str | None, world: int | None, rank: int, compile: str | 
         stack.enter_context(quiet("torch._subclasses.fake_tensor"))  # the error of a failed call is raised
         stack.enter_context(libraries_on_fake_tensors())
         stack.enter_context(packed_sequences())
-        stack.enter_context(torch.random.fork_rng(devices=[]))
-        torch.default_generator.manual_seed(0)  # random integers are drawn: every sketch the same ones
+        stack.enter_context(_seeded())
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # copying a model causes it
         stack.enter_context(gc_paused())  # it would walk a growing heap again and again, and find nothing
@@ -241,6 +242,21 @@ def _warmed_up(step_fn: Callable[[], Any], fake_step: FakeStepMode) -> Callable[
     fake_step.assumptions.start(WARM_UP, fake_step.calls)
     built()
     return built  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _seeded() -> Iterator[None]:
+    """Random numbers that are the same in every sketch, of scripts that set no seed; the state is restored."""
+    states = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        random.seed(0)
+        np.random.seed(0)
+        torch.default_generator.manual_seed(0)
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
 
 
 @contextmanager

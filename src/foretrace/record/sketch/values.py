@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -31,14 +32,16 @@ MAX_INTEGERS = 1 << 22
 FINITE, CHECKED, SHUFFLED = "losses and gradients are finite", "checks of all elements pass", "ids are in order"
 DRAWN = "random integers and masks are those that were drawn in the sketch"
 RANKED = "where the largest elements are, which was drawn at random"
+CHANCE = "what happens by chance, which was drawn once"
 ALIKE = "other ranks send what this one has"
 LONGEST = "sequences of a CTC loss are as long as they may be"
 EVEN = "ids hit the rows of a table evenly"
 """What values that are assumed rest on."""
 DRAWS = ("randint", "randint_like", "random_", "bernoulli")
 """Calls that make random integers and flags."""
-UNIFORM = (aten.rand.default, aten.rand_like.default)
-"""Calls that make random numbers from 0 to 1: comparing them with one gives a mask of random elements."""
+UNIFORM = (aten.rand.default, aten.rand_like.default, aten.uniform_.default)
+"""Calls that make random numbers from 0 to 1: comparing them gives a mask of random elements."""
+COMPARISONS = (aten.lt, aten.le, aten.gt, aten.ge)
 RANKS = (aten.argmax, aten.argmin, aten.multinomial)
 RANKS_WITH_VALUES = (aten.topk, aten.sort, aten.max, aten.min, aten.kthvalue, aten.median, aten.mode)
 """Calls whose result, or second one of two, says where elements are that are large or small, or were sampled."""
@@ -64,13 +67,23 @@ class Held(NamedTuple):
     fake: weakref.ref[torch.UntypedStorage]
 
 
+@dataclass
+class Drawn:
+    """Random numbers from 0 to 1 that stand for those of an unknown tensor, so that choices by them agree."""
+
+    fake: weakref.ref[torch.UntypedStorage]
+    uniform: bool
+    """Whether its own numbers are such ones, and not just their order."""
+    numbers: torch.Tensor | None = None
+    """One for each element of the storage, once they are asked for."""
+
+
 class Values:
     """The values that are known, by the storage of the fake tensor."""
 
     def __init__(self) -> None:
         self._held: dict[int, Held] = {}
-        self._uniform: dict[int, weakref.ref[torch.UntypedStorage]] = {}
-        """Storages of random numbers from 0 to 1, by their addresses."""
+        self._drawn: dict[int, Drawn] = {}
         self.written: set[int] = set()
         """Storages that calls wrote to, by their addresses."""
 
@@ -129,7 +142,7 @@ class Values:
 
     def _forget(self, storage: int) -> None:
         self._held.pop(storage, None)
-        self._uniform.pop(storage, None)
+        self._drawn.pop(storage, None)
 
     def compute(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """What a call gives, from the values of its arguments; `UNKNOWN` where one has none, or it fails."""
@@ -203,14 +216,19 @@ class Values:
 
     def _assume(self, func: Any, args: Any, kwargs: dict[str, Any], made: list[Any]) -> None:
         """Hold what a result of unknown tensors is assumed to be."""
-        if func in UNIFORM and _is_small(made[0], MAX_INTEGERS):
-            storage = made[0].untyped_storage()
-            key = storage._cdata
-            self._uniform[key] = weakref.ref(storage, lambda _: self._uniform.pop(key, None))
+        if func in UNIFORM and not args[1:]:
+            self._stand_in(made[0], uniform=True)
         packet = func.overloadpacket
         if packet in RANKS or (packet in RANKS_WITH_VALUES and len(made) == 2):
-            if _is_small(made[-1]) and (places := _drawn_places(func, args, kwargs, made[-1])) is not None:
+            if (
+                made[-1].dim()
+                and _is_small(made[-1])
+                and (places := self._drawn_places(func, args, kwargs, made[-1])) is not None
+            ):
                 self.hold(made[-1], places, frozenset({RANKED}) | self.assumed(args[0]))
+            return
+        if packet in COMPARISONS and _is_small(made[0]) and (mask := self._drawn_mask(func, args)) is not None:
+            self.hold(made[0], mask, self.assumed(*_fakes(args)) | {CHANCE if mask.numel() == 1 else DRAWN})
             return
         rule = ASSUMED.get(packet)
         found = rule(self, *args) if rule and len(made) == 1 and _is_small(made[0]) else None
@@ -219,9 +237,54 @@ class Values:
             with no_dispatch():
                 self.hold(made[0], torch.as_tensor(value), frozenset(why))
 
-    def is_uniform(self, fake: Any) -> bool:
-        """Whether a tensor has random numbers from 0 to 1."""
-        return fake.layout == torch.strided and fake.untyped_storage()._cdata in self._uniform
+    def _stand_in(self, fake: Any, uniform: bool = False) -> Drawn:
+        """What stands for the numbers of a tensor, until it is written to."""
+        storage = fake.untyped_storage()
+        key = storage._cdata
+        if key not in self._drawn:
+            self._drawn[key] = Drawn(weakref.ref(storage, lambda _: self._drawn.pop(key, None)), uniform)
+        return self._drawn[key]
+
+    def _numbers(self, fake: Any) -> torch.Tensor | None:
+        """Random numbers for the elements of a tensor: the same whenever they are asked for; None of a large one."""
+        count = fake.untyped_storage().nbytes() // fake.element_size() if fake.layout == torch.strided else 0
+        if not 0 < count <= MAX_INTEGERS:
+            return None
+        drawn = self._stand_in(fake)
+        if drawn.numbers is None or len(drawn.numbers) != count:
+            drawn.numbers = torch.rand(count)
+        return drawn.numbers.as_strided(fake.shape, fake.stride(), fake.storage_offset())
+
+    def _drawn_mask(self, func: Any, args: Any) -> torch.Tensor | None:
+        """A mask of random elements, where random numbers from 0 to 1 are compared with what is known."""
+
+        def operand(value: Any) -> Any:
+            if not isinstance(value, FakeTensor) or value.layout != torch.strided:
+                return value
+            drawn = self._drawn.get(value.untyped_storage()._cdata)
+            return self._numbers(value) if drawn is not None and drawn.uniform else self.of(value)
+
+        operands = [operand(value) for value in args]
+        with no_dispatch():
+            return None if any(each is None for each in operands) else func(*operands)
+
+    def _drawn_places(self, func: Any, args: Any, kwargs: dict[str, Any], made: Any) -> torch.Tensor | None:
+        """Where the largest elements of an unknown tensor are, if all are alike; None of a whole tensor."""
+        with no_dispatch():
+            if (numbers := self._numbers(args[0])) is not None:
+                result = func(numbers, *args[1:], **kwargs)
+                return result if isinstance(result, torch.Tensor) else result[-1]
+            given = dict(zip((argument.name for argument in func._schema.arguments), args)) | kwargs
+            if (dim := given.get("dim", -1)) is None or not made.numel():
+                return None
+            count, shape = args[0].shape[dim], list(made.shape)
+            if len(shape) < args[0].dim() or shape[dim] == 1:
+                return torch.randint(count, shape)
+            found, shape[dim] = shape[dim], 1
+            first, apart = torch.randint(count, shape), torch.randperm(max(count, found))[:found]
+            shape = [1] * len(shape)
+            shape[dim] = found
+            return (first + apart.view(shape)) % count
 
     def _lacks(self, fake: Any) -> bool:
         return self._find(fake) is None
@@ -347,18 +410,6 @@ def _decided(by: bool) -> Callable[..., Assumption | None]:
     return rule
 
 
-def _chosen(below: bool) -> Callable[..., Assumption | None]:
-    """A mask of random elements, where random numbers from 0 to 1 are compared with one."""
-
-    def rule(values: Values, numbers: Any, other: Any) -> Assumption | None:
-        if not isinstance(other, (int, float)) or not values.is_uniform(numbers):
-            return None
-        drawn = torch.rand(numbers.shape)
-        return drawn < other if below else drawn > other, (DRAWN,)
-
-    return rule
-
-
 ASSUMED: dict[Any, Callable[..., Assumption | None]] = {
     aten.isnan: _finite,
     aten.isinf: _finite,
@@ -368,8 +419,6 @@ ASSUMED: dict[Any, Callable[..., Assumption | None]] = {
     aten._is_all_true: lambda values, *args: (True, (CHECKED,)),
     aten.any: lambda values, *args: (False, (CHECKED,)),
     aten._is_any_true: lambda values, *args: (False, (CHECKED,)),
-    **dict.fromkeys((aten.lt, aten.le), _chosen(below=True)),
-    **dict.fromkeys((aten.gt, aten.ge), _chosen(below=False)),
     aten.randperm: lambda values, count, *args: (torch.arange(count), (SHUFFLED,)),
     aten.bitwise_or: _decided(by=True),
     aten.logical_or: _decided(by=True),
@@ -377,20 +426,3 @@ ASSUMED: dict[Any, Callable[..., Assumption | None]] = {
     aten.logical_and: _decided(by=False),
 }
 """For each op whose result may be assumed, the rule: given the known values and the arguments."""
-
-
-def _drawn_places(func: Any, args: Any, kwargs: dict[str, Any], made: Any) -> torch.Tensor | None:
-    """Where the largest elements of an unknown tensor are, if all are alike; None of a whole tensor, or a large one."""
-    given = dict(zip((argument.name for argument in func._schema.arguments), args)) | kwargs
-    tensor, dim = args[0], given.get("dim", None if func.overloadpacket in RANKS[:2] else -1)
-    if dim is None or not made.dim() or not tensor.dim():
-        return None
-    found = made.shape[dim] if made.dim() == tensor.dim() else 1
-    with no_dispatch(), torch._C.DisableTorchFunction():
-        if found == 1:
-            return torch.randint(max(1, tensor.shape[dim]), made.shape)
-        if tensor.numel() > MAX_INTEGERS:
-            return None
-        if found > tensor.shape[dim]:  # samples with replacement
-            return torch.randint(tensor.shape[dim], made.shape)
-        return torch.rand(tensor.shape).topk(found, dim).indices

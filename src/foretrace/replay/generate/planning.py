@@ -10,7 +10,7 @@ from foretrace.graph import Constant, Content, Graph, Op, Storage, Tensor, Value
 from foretrace.graph.bindings import Bindings
 from foretrace.graph.execution_traces import CompletedTrace, lacks_overloads
 from foretrace.graph.op import COMPILED_PROGRAM, RESIZE, end_in_storage
-from foretrace.graph.operators import sparse_parts
+from foretrace.graph.operators import GEMMS, MASK_DTYPES, sparse_parts
 from foretrace.graph.programs import fold, scratch_bytes
 from foretrace.replay.generate.choices import Selection, select
 from foretrace.replay.generate.contents import with_contents
@@ -24,8 +24,7 @@ TAKES_STORAGE = "aten::set_"
 """Gives a tensor another storage, of which only the size is known."""
 SIZED_BY_DATA = frozenset(f"aten::{name}" for name in ("nonzero", "masked_select", "_unique2", "unique_consecutive"))
 """Operators whose results have sizes that depend on data."""
-MASKS = ("bool", "uint8")
-GEMMS = frozenset(f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot"))
+BLAS_CALLS = frozenset((*GEMMS, "aten::addmv", "aten::mv", "aten::dot"))
 
 
 def plan_of(graph: Graph, selection: Selection | None = None, original: Graph | None = None) -> Plan:
@@ -70,7 +69,7 @@ def plan_of(graph: Graph, selection: Selection | None = None, original: Graph | 
         tail_us=tail_us if whole else 0.0,
         renumbered=set(variables.memories),
         sizes={number: storage.nbytes for number, storage in graph.storages.items()},
-        threads=len({op.thread for op in ops if op.name in GEMMS}) or 1,
+        threads=len({op.thread for op in ops if op.name in BLAS_CALLS}) or 1,
         unowned_us=unowned_us if whole else 0.0,
         whole=whole,
         notes=notes,
@@ -180,7 +179,7 @@ def _call(number: int, op: Op, frees: list[Name], variables: Variables) -> list[
     elif op.name == TAKES_STORAGE and len(args) > 1 and isinstance(op.args[1], Constant):
         args = (args[0], max(map(variables.nbytes, op.produced), default=0), *args[2:])
     kwargs = {key: named(value) for key, value in op.kwargs.items()}
-    masked = op.name == "aten::index" and any(tensor.dtype in MASKS for tensor in op.tensors[1:])
+    masked = op.name == "aten::index" and any(tensor.dtype in MASK_DTYPES for tensor in op.tensors[1:])
     sized_by_data = masked or op.name in SIZED_BY_DATA
     call = PlanCall(number, op.name, op.overload, args=args, kwargs=kwargs, sized_by_data=sized_by_data)
     call.results = tuple(_result(value, call, variables) for value in op.outputs)

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from foretrace.graph.tables import Floats
 from foretrace.sharding.costing import Costing
 from foretrace.sharding.options import SHARDING_TYPES
 from foretrace.sharding.plan import Placement, Plan
 from foretrace.sharding.search.state import LOAD, MEMORY, OptionCosts, PlanState, TableOption
-from foretrace.sharding.shards import Floats
 
 SECONDS = 5.0
 """Time limit of the integer program."""

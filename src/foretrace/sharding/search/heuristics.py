@@ -10,10 +10,10 @@ from collections.abc import Callable
 import numpy as np
 
 from foretrace.errors import ForetraceError
+from foretrace.graph.tables import Floats, Longs
 from foretrace.sharding.costing import Costing
 from foretrace.sharding.options import SHARDING_TYPES
 from foretrace.sharding.search.state import LOAD, MEMORY, RECEIVED, SENT, PlanState
-from foretrace.sharding.shards import Floats, Longs
 
 CEILINGS = 6
 """Ceilings that are tried, from the load of the lightest heavy table to that of the heaviest."""

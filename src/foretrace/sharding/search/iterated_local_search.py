@@ -15,6 +15,7 @@ from functools import partial
 import numpy as np
 
 from foretrace._progress import OnProgress, Progress
+from foretrace.graph.tables import Floats, Longs
 from foretrace.sharding.costing import Costing, Estimate
 from foretrace.sharding.options import SHARDING_TYPES
 from foretrace.sharding.plan import Placement, Plan
@@ -22,7 +23,7 @@ from foretrace.sharding.search.capacity import check_capacity, no_rank_fits
 from foretrace.sharding.search.heuristics import HEURISTICS, NoFitError, at_random, greedy, round_robin, split_heavy
 from foretrace.sharding.search.local_search import improve_options, improve_placement
 from foretrace.sharding.search.state import LOAD, OptionCosts, PlanState
-from foretrace.sharding.shards import Floats, Longs, Shards, shard_bytes, sum_by
+from foretrace.sharding.shards import Shards, shard_bytes, sum_by
 
 PERTURBATIONS = 12
 """How often the best plan is perturbed and improved again, if there is time."""

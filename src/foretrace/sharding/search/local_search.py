@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace._jit import compiled
+from foretrace.graph.tables import Floats, Longs
 from foretrace.sharding.options import SHARDING_TYPES
 from foretrace.sharding.search.state import LOAD, MEMORY, RECEIVED, SENT, PlanState
-from foretrace.sharding.shards import Floats, Longs
 
 MIN_GAIN = 1e-7
 """Share of the step that a move must save."""

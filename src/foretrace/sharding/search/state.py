@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from foretrace.graph.tables import Floats, Longs
 from foretrace.sharding.costing import LENGTH_BYTES, Costing, LinearTime
 from foretrace.sharding.options import (
     CROSS_NODE,
@@ -27,7 +28,7 @@ from foretrace.sharding.options import (
     sharding_options,
 )
 from foretrace.sharding.plan import Placement, Plan
-from foretrace.sharding.shards import EMBEDDING_BYTES, ID_BYTES, Floats, Longs, Shards, shard_bytes
+from foretrace.sharding.shards import EMBEDDING_BYTES, ID_BYTES, Shards, shard_bytes
 from foretrace.sharding.tables import DATA_PARALLEL
 
 MIN_SHARE_TO_SPLIT = 0.2

@@ -9,9 +9,10 @@ from typing import Any
 from foretrace.errors import ForetraceError
 from foretrace.graph.graph import Content, Graph, Indices
 from foretrace.graph.op import Op, Tensor, contiguous_strides, map_tensors, with_tensors
+from foretrace.graph.operators import EMBEDDING_BAGS
 from foretrace.transforms.dataflow import Dataflow, SlotCall, with_elements
 from foretrace.transforms.draft import call_like
-from foretrace.transforms.inputs import EMBEDDING_BAGS, WeightOwners, foreach_lists
+from foretrace.transforms.inputs import WeightOwners, foreach_lists
 from foretrace.transforms.resize.resizable import resized_content
 from foretrace.transforms.resize.tables import table_ids, table_rows
 from foretrace.transforms.step import EditedCall, UnusedIds, editable_step, reassemble

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from foretrace.graph import ForetraceError, Op, Tensor
 from foretrace.graph.op import Constant, Value, contiguous_strides
+from foretrace.graph.operators import ATTENTION_PREFIX
 from foretrace.transforms.draft import Draft, ProcessGroup, allocation, call_like, freed_after_last_use
 from foretrace.transforms.parallel.schedules import ALL_GATHER, ALL_TO_ALL, data_tensors, on_part
 from foretrace.transforms.parallel.split_rules import ATTENTION, RULES, elementwise
@@ -36,7 +37,6 @@ BACKWARD = {
 SAVED = {"efficient_attention": 5}
 """Position of the result among the arguments of backward, where it is not `SAVED_BY_MOST`; log-sum-exp follows it."""
 SAVED_BY_MOST = 4
-_PREFIX = "aten::_scaled_dot_product_"
 
 
 def attention_kind(op: Op) -> str:
@@ -45,8 +45,8 @@ def attention_kind(op: Op) -> str:
     >>> attention_kind(Op("aten::_scaled_dot_product_flash_attention_backward")), attention_kind(Op("aten::mm"))
     ('flash_attention', '')
     """
-    kind = op.name.removeprefix(_PREFIX).removesuffix("_backward")
-    return kind if op.name.startswith(_PREFIX) and kind in ATTENTION else ""
+    kind = op.name.removeprefix(ATTENTION_PREFIX).removesuffix("_backward")
+    return kind if op.name.startswith(ATTENTION_PREFIX) and kind in ATTENTION else ""
 
 
 def split_sequences(ops: Sequence[Op], ranks: int, kind: str, source: str = "") -> list[Op]:

@@ -17,11 +17,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from foretrace.graph import ForetraceError, Op, Tensor
-from foretrace.graph.op import RESIZE, contiguous_strides, with_tensors
+from foretrace.graph.op import HALF_DTYPES, RESIZE, contiguous_strides, with_tensors
 from foretrace.transforms.blocks import block_index, repeated_blocks
 from foretrace.transforms.draft import Draft, ProcessGroup, allocation, call_like
 from foretrace.transforms.step import EditedCall
-from foretrace.transforms.weights import FULL, HALF, Gradient, Weights, weights_of
+from foretrace.transforms.weights import FULL, Gradient, Weights, weights_of
 
 COMPUTE, COPY_IN, GATHER, SCATTER = range(4)
 """FSDP2's streams."""
@@ -54,7 +54,7 @@ def shard_weights(
 
 def require_half(found: Weights, source: str) -> None:
     """Raise for weights that are not in half precision."""
-    full = next((weight for weight in found.weights.values() if weight.dtype not in HALF), None)
+    full = next((weight for weight in found.weights.values() if weight.dtype not in HALF_DTYPES), None)
     if full is not None:
         raise ForetraceError(
             f"mixed needs a step in half precision, and {source or 'the graph'} has a weight in "
@@ -205,7 +205,7 @@ class _ShardedStep:
 
     def _shard(self, weight: Tensor) -> Tensor:
         """This rank's shard, along the first dimension."""
-        dtype = FULL if self.mixed and weight.dtype in HALF else weight.dtype
+        dtype = FULL if self.mixed and weight.dtype in HALF_DTYPES else weight.dtype
         return replace(shard_of(weight, self.group.size), dtype=dtype)
 
     def _gather(self, unit: Unit, row: int) -> list[EditedCall]:

@@ -17,16 +17,15 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import NamedTuple
 
-from foretrace.graph import Constant, ForetraceError, Graph, Indices, Job, Op, Tensor
-from foretrace.graph.op import contiguous_strides, with_tensors
+from foretrace.graph import ForetraceError, Graph, Indices, Job, Op, Tensor
+from foretrace.graph.op import CONTIGUOUS, contiguous_strides, with_tensors
+from foretrace.graph.operators import EMBEDDING_BAGS, LOOKUPS
 from foretrace.transforms.draft import Draft, ProcessGroup, allocation, call_like, draft_of, freed_after_last_use
 from foretrace.transforms.parallel.data import DEFAULT_BUCKET_MB, share_gradients
 from foretrace.transforms.resize.resizable import resized_indices
 from foretrace.transforms.step import EditedCall
 from foretrace.transforms.weights import propagate_owners, restrict_update
 
-BAGS = ("aten::_embedding_bag", "aten::_embedding_bag_forward_only")
-LOOKUPS = (*BAGS, "aten::embedding")
 BAG_BACKWARD = "aten::_embedding_bag_backward"
 BACKWARD = (
     BAG_BACKWARD, "aten::_embedding_bag_dense_backward", "aten::_embedding_bag_sparse_backward",
@@ -35,7 +34,6 @@ BACKWARD = (
 SPARSE_UPDATES = ("aten::add_", "aten::sub_", "aten::_coalesce")
 """Calls of an optimizer that update a table by a sparse gradient."""
 ACCUMULATES = "AccumulateGrad"
-CONTIGUOUS = Constant("memory_format", "contiguous_format")
 
 
 class Transfer(NamedTuple):
@@ -184,7 +182,7 @@ class _Table(NamedTuple):
 def _bags(ops: Sequence[Op]) -> list[_Table]:
     found = []
     for row, op in enumerate(ops):
-        if op.phase == "forward" and op.name in BAGS:
+        if op.phase == "forward" and op.name in EMBEDDING_BAGS:
             bags = op.produced[1].storage  # its own, though tables may share their ids
             start = next(
                 (r for r, o in enumerate(ops) if o.name == BAG_BACKWARD and o.tensors[3].storage == bags), None

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from foretrace.graph import ForetraceError, Op, Tensor
-from foretrace.graph.op import RESIZE, with_tensors
+from foretrace.graph.op import HALF_DTYPES, RESIZE, with_tensors
 from foretrace.transforms.blocks import block_index, repeated_blocks
 from foretrace.transforms.draft import Draft, ProcessGroup, allocation, call_like
 from foretrace.transforms.parallel.schedules import (
@@ -30,7 +30,6 @@ from foretrace.transforms.parallel.splitting import preexisting_tensors
 from foretrace.transforms.step import EditedCall
 from foretrace.transforms.weights import (
     FULL,
-    HALF,
     Gradient,
     Weights,
     propagate_owners,
@@ -337,7 +336,7 @@ class _Stage:
         """Gradients that their GEMMs add to the sum."""
         for gradient in (g for c in self.chunks for g in stages.chunks[c].gradients if full_sums):
             tensor = gradient.tensor
-            if tensor.dtype in HALF:
+            if tensor.dtype in HALF_DTYPES:
                 self.sums[tensor.storage] = draft.tensor(tensor.shape, FULL, tensor.device)
                 if full_sums == FUSED and tensor.storage in stages.made_by_gemm:
                     self.fused.add(tensor.storage)

@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from foretrace.graph import Op, Tensor
-from foretrace.graph.op import end_in_storage, with_tensors
+from foretrace.graph.op import HALF_DTYPES, end_in_storage, with_tensors
 from foretrace.transforms.draft import UPDATE, Draft, ProcessGroup, call_like
 from foretrace.transforms.parallel.fsdp import COMPUTE, GATHER, SCATTER, Unit, find_units, require_half, shard_of
 from foretrace.transforms.step import EditedCall
-from foretrace.transforms.weights import FULL, HALF, Weights, weights_of
+from foretrace.transforms.weights import FULL, Weights, weights_of
 
 
 def shard_states(
@@ -127,7 +127,7 @@ class _ShardedStates:
             shards = [shard_of(tensor, self.group.size) for tensor in ours]
             each = sum(shard.numel for shard in shards)
             numel = max(each * self.group.size, sum(ends[storage] for storage in storages))
-            kept = FULL if are_gradients and self.mixed and dtype in HALF else dtype
+            kept = FULL if are_gradients and self.mixed and dtype in HALF_DTYPES else dtype
             whole = self.draft.tensor((numel,), kept, ours[0].device)
             if not are_gradients:
                 self.draft.held.add(whole.storage)
@@ -218,5 +218,5 @@ class _ShardedStates:
             return replace(shard, id=tensor.id)
         if tensor.storage in self.excluded:
             return tensor
-        dtype = FULL if self.mixed and tensor.dtype in HALF else tensor.dtype
+        dtype = FULL if self.mixed and tensor.dtype in HALF_DTYPES else tensor.dtype
         return replace(shard_of(tensor, self.group.size), dtype=dtype)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from foretrace.errors import ForetraceError, unknown_name
 from foretrace.graph.graph import Graph
+from foretrace.graph.operators import EMBEDDING_BAGS, LOOKUPS
 from foretrace.transforms.blocks import is_named
 from foretrace.transforms.dataflow import Dataflow, SlotCall
-from foretrace.transforms.inputs import EMBEDDING_BAGS, StepInputs, tied_inputs
+from foretrace.transforms.inputs import StepInputs, tied_inputs
 from foretrace.transforms.resize.arguments import SizeChange
 from foretrace.transforms.resize.propagation import InputChoice
 from foretrace.transforms.resize.resizable import Resizable, check_size
 from foretrace.transforms.resize.width import dependent_weights
 from foretrace.transforms.step import editable_step
-
-LOOKUPS = (*EMBEDDING_BAGS, "aten::embedding")
 
 
 def table_rows(graph: Graph, rows: int, tables: str = "*") -> Graph:

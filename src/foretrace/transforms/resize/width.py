@@ -10,6 +10,7 @@ from itertools import combinations
 from foretrace.errors import ForetraceError, unknown_name
 from foretrace.graph.graph import Graph
 from foretrace.graph.op import Op, Tensor
+from foretrace.graph.operators import LINEAR
 from foretrace.transforms.blocks import block_index, is_named, repeated_blocks
 from foretrace.transforms.dataflow import Dataflow
 from foretrace.transforms.fusion.ddp_buckets import without_gradient_sharing
@@ -20,7 +21,6 @@ from foretrace.transforms.resize.resizable import Resizable, check_size
 from foretrace.transforms.resize.shapes import Dims
 from foretrace.transforms.step import editable_step, flatten
 
-GEMMS = ("aten::addmm", "aten::mm")
 ADDS = ("aten::add", "aten::add_")
 EMBEDDING = "aten::embedding"
 
@@ -64,7 +64,7 @@ def _linear_layers(step: Dataflow, weights: Collection[int]) -> dict[str, set[in
     transposed = {slot: call.reads[0] for call in step.calls if call.op.name == "aten::t" for slot in call.made}
     found: dict[str, set[int]] = {}
     for call in step.calls:
-        if call.op.name in GEMMS and call.op.phase == "forward" and call.op.module:
+        if call.op.name in LINEAR and call.op.phase == "forward" and call.op.module:
             slots = {transposed.get(slot, slot) for slot in call.reads}
             found.setdefault(call.op.module, set()).update(slot for slot in slots if slot in weights)
     return {name: slots for name, slots in found.items() if slots}
@@ -139,7 +139,7 @@ def _hidden_layers(graph: Graph) -> list[str]:
         if call.op.phase != "forward":
             continue
         source = next((of_output[slot] for slot in call.reads if slot in of_output), None)
-        is_gemm = call.op.name in GEMMS
+        is_gemm = call.op.name in LINEAR
         if is_gemm:
             if source is not None:
                 found[source] = None
@@ -235,7 +235,7 @@ class ResidualStream:
 def _residual_width(inside: Sequence[Op]) -> int | None:
     """The most frequent width of residual additions that is also an input width of linear layers."""
     sums = Counter(op.produced[0].shape[-1] for op in inside if _is_residual(op))
-    read = {op.tensors[-2].shape[-1] for op in inside if op.name in GEMMS}
+    read = {op.tensors[-2].shape[-1] for op in inside if op.name in LINEAR}
     return next((size for size, _ in sums.most_common() if size in read), None)
 
 

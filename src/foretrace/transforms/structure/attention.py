@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 
 from foretrace.errors import ForetraceError
 from foretrace.graph.graph import Graph
-from foretrace.graph.op import Constant, Op, Tensor, contiguous_strides, map_tensors
-from foretrace.graph.operators import HALF_DTYPES, MAX_HEAD_SIZE, attention_backends
+from foretrace.graph.op import CONTIGUOUS, HALF_DTYPES, Op, Tensor, contiguous_strides, map_tensors
+from foretrace.graph.operators import MAX_HEAD_SIZE, attention_backends
 from foretrace.transforms.dataflow import Dataflow, SlotCall, rebuild, substitute
 from foretrace.transforms.meta_device import MetaTensor, MetaUnsupportedError, call_on_meta, meta_results
 from foretrace.transforms.step import EditedCall, UnusedIds, flatten, reassemble
@@ -46,7 +46,6 @@ SAVED = ("lse", "seed", "offset", "cum_q", "cum_k", "max_q", "max_k")
 """Arguments of backward that forward returned."""
 NAME = "aten::_scaled_dot_product_{}_attention"
 VIEW, COPY, VIEW_OF_COPY = "aten::view", "aten::clone", "aten::_unsafe_view"
-CONTIGUOUS = Constant("memory_format", "contiguous_format")
 
 
 def attention(graph: Graph, kind: str) -> Graph:

@@ -9,6 +9,7 @@ from itertools import islice
 from foretrace.errors import ForetraceError, unknown_name
 from foretrace.graph.graph import Graph
 from foretrace.graph.op import Op, Tensor
+from foretrace.graph.operators import GEMMS
 from foretrace.transforms.blocks import all_repeated_blocks, block_index, is_named
 from foretrace.transforms.dataflow import Dataflow, SlotCall, rebuild
 from foretrace.transforms.step import EditedCall, UnusedIds, assemble, editable_step
@@ -17,7 +18,6 @@ from foretrace.transforms.structure.kept_results import BETWEEN, last_needed, na
 SELECTIVE = "selective"
 SHARE = re.compile(r"(\d{1,4})/(\d{1,4})")
 NUMBERS = re.compile(r"(\d{1,4})-(\d{1,4})")
-GEMMS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
 ATTENTION = "_attention"
 CAST = "aten::_to_copy"
 

@@ -16,13 +16,13 @@ from foretrace.cost_models.kernels.decomposition import attribute_kernels, parts
 from foretrace.cost_models.kernels.family import CallContext, Description, Family
 from foretrace.cost_models.kernels.roofline import LATENCY_US
 from foretrace.graph import Op
+from foretrace.graph.tables import Floats
 from foretrace.platform.device import Device
 
 if TYPE_CHECKING:
     from foretrace.cost_models.kernels.prior import PriorModels
     from foretrace.platform.measurements.kernels import Measurement, Repeat
 
-Floats = NDArray[np.float64]
 FLOOR_US = 1.0
 """Below this, the time of a kernel has nothing to do with its work."""
 FOLDS = 3

@@ -8,10 +8,11 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.cost_models.kernels.estimators.dataset import Dataset, Floats, with_cache_state
+from foretrace.cost_models.kernels.estimators.dataset import Dataset, with_cache_state
 from foretrace.cost_models.kernels.estimators.forests import Forest, boost_difference
 from foretrace.cost_models.kernels.estimators.npz import finite
 from foretrace.cost_models.kernels.estimators.residual import WithoutSignals
+from foretrace.graph.tables import Floats
 
 PRIOR_STRENGTH = 10.0
 """Measured calls of an op that move its mean difference as far as the prior holds it back."""

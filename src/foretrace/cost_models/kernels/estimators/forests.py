@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace._jit import compiled, jit_budget
-from foretrace.cost_models.kernels.estimators.dataset import Floats, folds
+from foretrace.cost_models.kernels.estimators.dataset import folds
 from foretrace.errors import ForetraceError
+from foretrace.graph.tables import Floats, Longs
 
-Longs = NDArray[np.int64]
 Nodes = NDArray[Any]
 """An array of a `Forest`."""
 

@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace._numpy_threads import single_threaded
-from foretrace.cost_models.kernels.estimators.dataset import Dataset, Floats, log_residuals, with_cache_state
+from foretrace.cost_models.kernels.estimators.dataset import Dataset, log_residuals, with_cache_state
 from foretrace.cost_models.kernels.estimators.forests import Forest, boost, boost_trait, out_of_fold_traits
 from foretrace.cost_models.kernels.estimators.npz import finite
+from foretrace.graph.tables import Floats
 
 MAX_DEVIATIONS = 5.0
 """Standard deviations at which a column is clipped: a net knows nothing of where it was not fitted."""

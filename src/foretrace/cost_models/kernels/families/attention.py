@@ -18,9 +18,9 @@ from foretrace.cost_models.kernels.features import (
 )
 from foretrace.cost_models.kernels.roofline import Work
 from foretrace.graph import Op, Tensor, Value
+from foretrace.graph.operators import ATTENTION_PREFIX
 from foretrace.platform.measurements.cases import Case, Draw, Shape, strides
 
-PREFIX = "aten::_scaled_dot_product_"
 CAUSAL = {"flash_attention": 4, "efficient_attention": 6, "cudnn_attention": 6, "flash_attention_backward": 11,
           "efficient_attention_backward": 11, "cudnn_attention_backward": 14}  # fmt: skip
 """Kinds of calls, and the position of each one's ``is_causal``."""
@@ -62,7 +62,7 @@ class Attention(Family):
     share = 18
     cases_per_shape = 2
     slow_to_plan = True
-    ops = tuple(PREFIX + kind for kind in CAUSAL)
+    ops = tuple(ATTENTION_PREFIX + kind for kind in CAUSAL)
     columns = ("op", "dtype", "batch", "heads", "key_heads", "queries", "keys", "dim", "value_dim", "causal",
                "dropout", "masked", "mask_broadcast", "statistics", "flops", "bytes", "packed", "queries_aligned",
                "keys_aligned", "dim_aligned", "blocks", "waves", "ragged", "steps", "step_us", "roof", "longest",
@@ -79,7 +79,7 @@ class Attention(Family):
 
     def describe(self, op: Op, context: CallContext) -> Description:
         """Sizes, and the tiles of the busiest SM."""
-        kind = op.name[len(PREFIX) :]
+        kind = op.name[len(ATTENTION_PREFIX) :]
         backward = kind.endswith("backward")
         q, k, v = inputs_of(op)
         batch, heads, queries, dim = q.shape
@@ -138,8 +138,8 @@ def on_device(op: Op, attention: str) -> Op:
     >>> on_device(Op("aten::_scaled_dot_product_cudnn_attention", (q, q, q, None, True, 0.0, True)), "flash").name
     'aten::_scaled_dot_product_flash_attention'
     """
-    kind = op.name[len(PREFIX) :]
-    if attention == "cudnn" or not op.name.startswith(f"{PREFIX}cudnn") or kind not in CAUSAL:
+    kind = op.name[len(ATTENTION_PREFIX) :]
+    if attention == "cudnn" or not op.name.startswith(f"{ATTENTION_PREFIX}cudnn") or kind not in CAUSAL:
         return op
     tensors = inputs_of(op)
     if len(tensors) != 3 or any(len(t.shape) != 4 for t in tensors):

@@ -10,13 +10,13 @@ from foretrace.cost_models.kernels.features import (
     ceil_div,
     dtype_code,
     int_argument,
-    is_contiguous,
     log,
     strides_of,
     tensors_of,
 )  # fmt: skip
 from foretrace.cost_models.kernels.roofline import Work
 from foretrace.graph import Op, Tensor, Value
+from foretrace.graph.op import is_contiguous
 from foretrace.platform.measurements.cases import Case, Draw, Shape
 
 TENSORS_PER_LAUNCH = 128

@@ -17,7 +17,6 @@ from foretrace.cost_models.kernels.features import (
     bool_argument,
     ceil_div,
     channels_last,
-    contiguous_strides,
     dtype_code,
     int_argument,
     int_list_argument,
@@ -27,6 +26,7 @@ from foretrace.cost_models.kernels.features import (
 )  # fmt: skip
 from foretrace.cost_models.kernels.roofline import Work
 from foretrace.graph import Op, Tensor, Tf32, Value
+from foretrace.graph.op import contiguous_strides
 from foretrace.platform.measurements.cases import Case, Draw, Shape, strides
 
 if TYPE_CHECKING:

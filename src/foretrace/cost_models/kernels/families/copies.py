@@ -5,16 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from foretrace.cost_models.kernels.family import CallContext, Description, Family
-from foretrace.cost_models.kernels.features import (
-    argument,
-    contiguous_strides,
-    dtype_argument,
-    int_argument,
-    ints_in,
-    tensors_of,
-)
+from foretrace.cost_models.kernels.features import argument, dtype_argument, int_argument, ints_in, tensors_of
 from foretrace.cost_models.kernels.tensor_iterator import POINTWISE_COLUMNS, output_of, pointwise
 from foretrace.graph import Constant, Op, Tensor, Value
+from foretrace.graph.op import CONTIGUOUS, contiguous_strides
 from foretrace.platform.measurements.cases import DTYPES, Case, Draw, strides
 
 PADDING = ("aten::slice_backward", "aten::select_backward", "aten::constant_pad_nd")
@@ -109,8 +103,6 @@ def _inside(op: Op, source: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 # Cases to measure
-
-CONTIGUOUS = Constant("memory_format", "contiguous_format")
 
 
 def _convert(draw: Draw) -> Op:

@@ -17,7 +17,6 @@ from foretrace.cost_models.kernels.features import (
     dtype_code,
     hottest_row_hits,
     int_argument,
-    is_contiguous,
     log,
     reuse_features,
     strides_of,
@@ -27,6 +26,8 @@ from foretrace.cost_models.kernels.features import (
 from foretrace.cost_models.kernels.features import REUSE_COLUMNS as REUSE
 from foretrace.cost_models.kernels.roofline import Work
 from foretrace.graph import Op, Tensor, Value
+from foretrace.graph.op import is_contiguous
+from foretrace.graph.operators import MASK_DTYPES
 from foretrace.platform.measurements.cases import Case, Draw, Ids
 
 PUTS = ("aten::_index_put_impl_", "aten::index_put_", "aten::index_put", "aten::_unsafe_index_put")
@@ -36,7 +37,6 @@ ELEMENTS = ("aten::gather", "aten::scatter_add_", "aten::scatter_add", "aten::sc
             "aten::gather_backward", "aten::scatter_reduce_", "aten::scatter_reduce", "aten::take_along_dim",
             "aten::masked_scatter", "aten::take")  # fmt: skip
 INTEGERS = ("int64", "int32", "bool", "uint8")
-MASKS = ("bool", "uint8")
 SERIAL_ROUND_TRIPS = 0.4
 """Memory round trips per element that is accumulated serially."""
 BLOCK_SORT = 5888
@@ -102,11 +102,11 @@ class Indexing(Family):
 
 def _merged(table: Tensor, listed: Sequence[object]) -> tuple[Tensor, Sequence[object]]:
     """The table with the dimensions merged that one mask selects from, and the mask as one of a single dimension."""
-    if not any(isinstance(one, Tensor) and one.dtype in MASKS and len(one.shape) > 1 for one in listed):
+    if not any(isinstance(one, Tensor) and one.dtype in MASK_DTYPES and len(one.shape) > 1 for one in listed):
         return table, listed
     shape, strides, kept = list(table.shape), list(strides_of(table)), []
     for place, one in enumerate(listed):
-        if isinstance(one, Tensor) and one.dtype in MASKS and one.shape and len(shape) >= place + len(one.shape):
+        if isinstance(one, Tensor) and one.dtype in MASK_DTYPES and one.shape and len(shape) >= place + len(one.shape):
             end = place + len(one.shape)
             shape[place:end], strides[place:end] = [math.prod(shape[place:end])], strides[end - 1 : end]
             one = Tensor((one.numel,), one.dtype)

@@ -6,9 +6,10 @@ import math
 from collections.abc import Callable
 
 from foretrace.cost_models.kernels.family import CallContext, Description, Family
-from foretrace.cost_models.kernels.features import alignment, bool_argument, dtype_code, is_contiguous, log, tensors_of
+from foretrace.cost_models.kernels.features import alignment, bool_argument, dtype_code, log, tensors_of
 from foretrace.cost_models.kernels.roofline import Work
 from foretrace.graph import Op, Tensor, Value
+from foretrace.graph.op import is_contiguous
 from foretrace.platform.measurements.cases import Case, Draw, strides
 
 FLOPS = {

@@ -28,9 +28,9 @@ from foretrace.cost_models.kernels.features import (
 from foretrace.cost_models.kernels.features import REUSE_COLUMNS as REUSE
 from foretrace.cost_models.kernels.roofline import Work
 from foretrace.graph import Indices, Op, Tensor, Value
+from foretrace.graph.operators import EMBEDDING_BAGS, LOOKUPS
 from foretrace.platform.measurements.cases import Case, Draw, Ids
 
-BAGS = ("aten::_embedding_bag", "aten::_embedding_bag_forward_only")
 ROWS = ("aten::embedding", "aten::index_select")
 NUM_WEIGHTS = {"aten::_embedding_bag_backward": 6, "aten::embedding_dense_backward": 2,
                "aten::_embedding_bag_dense_backward": 5, "aten::_embedding_bag_sparse_backward": 5}  # fmt: skip
@@ -76,7 +76,7 @@ class Lookups(Family):
 
     name = "lookups"
     share = 9
-    ops = (*BAGS, *ROWS, *NUM_WEIGHTS, *UPDATES, COALESCE)
+    ops = (*EMBEDDING_BAGS, *ROWS, *NUM_WEIGHTS, *UPDATES, COALESCE)
     columns = ("op", "dtype", "rows", "dim", "bags", "pooling", "sparse", "mode", "dim_aligned", "stepped",
                "table_bytes", "moved", "from_memory", "flag", "count", "wide", "rounds", "rounds_ragged", "length",
                "sorted_in", "digits", "roof", "in_cache", "waves", "weighted", "kernel", *REUSE,
@@ -127,11 +127,11 @@ class Lookups(Family):
             self.op_codes[op.name], dtype_code(first.dtype), log(rows), log(dim), log(bags), pooling, sparse,
             int_argument(op, MODE[op.name], "mode", 0) if op.name in MODE else -1, alignment(dim), stepped,
             log(rows * row_bytes), log(count * row_bytes), log(found.unique * fetched),
-            bool_argument(op, 5, "sparse") if op.name in BAGS else -1, log(count), wide, log(64 * rounds),
+            bool_argument(op, 5, "sparse") if op.name in EMBEDDING_BAGS else -1, log(count), wide, log(64 * rounds),
             wave_quantization(rounds), math.ceil(rounds) * pooling, sorting, ceil_div(log(rows), 8),
             log(64 * work.us(context.device)), found.unique * fetched / (context.device.l2_mb * 1e6),
             log(64 * count * row_bytes / LOAD / (context.device.sms * RESIDENT)),
-            isinstance(argument(op, 6, "per_sample_weights"), Tensor) if op.name in BAGS else 0, kernel,
+            isinstance(argument(op, 6, "per_sample_weights"), Tensor) if op.name in EMBEDDING_BAGS else 0, kernel,
             *reuse_features(found), log(max_row_hits(found)),
         ]  # fmt: skip
         return Description(features, work)
@@ -204,8 +204,8 @@ def _sizes(op: Op, tensors: list[Tensor], count: int) -> tuple[int, int, int]:
     if op.name == "aten::index_select" and first.shape:
         place = int_argument(op, 1, "dim", 0) % len(first.shape)
         return first.shape[place], first.numel // max(1, first.shape[place]), count
-    bags = tensors[2].numel if op.name in BAGS and len(tensors) > 2 else count
-    if op.name in BAGS and bool_argument(op, 7, "include_last_offset"):
+    bags = tensors[2].numel if op.name in EMBEDDING_BAGS and len(tensors) > 2 else count
+    if op.name in EMBEDDING_BAGS and bool_argument(op, 7, "include_last_offset"):
         bags -= 1
     return (first.shape[0] if first.shape else 1), dim, max(1, bags)
 
@@ -215,7 +215,7 @@ def _work(name: str, sizes: Sizes, sparse: bool, chain: float) -> Work:
     count, unique, rows, dim, bags, item = sizes
     row = dim * item
     whole = ceil_div(row, SECTOR) * SECTOR
-    if name in BAGS:
+    if name in EMBEDDING_BAGS:
         return Work(flops=count * dim, bytes=whole * unique + row * bags + 8 * count, round_trips=chain)
     if name in ROWS:
         return Work(bytes=whole * unique + row * count + 8 * count, round_trips=chain)
@@ -225,9 +225,6 @@ def _work(name: str, sizes: Sizes, sparse: bool, chain: float) -> Work:
         return Work(flops=count * dim, bytes=2 * whole * unique + row * count + 8 * count, round_trips=chain)
     cleared = 0 if sparse else rows * row
     return Work(bytes=cleared + row * (count + bags) + 8 * count, round_trips=chain if sparse else 0.0)
-
-
-LOOKUPS = (*BAGS, "aten::embedding")
 
 
 def index_statistics(ops: Sequence[Op], known: Sequence[Indices]) -> dict[int, Indices]:

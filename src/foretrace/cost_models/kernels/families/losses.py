@@ -11,13 +11,13 @@ from foretrace.cost_models.kernels.features import (
     ceil_div,
     dtype_code,
     int_argument,
-    is_contiguous,
     log,
     tensors_of,
     wave_quantization,
 )
 from foretrace.cost_models.kernels.roofline import Work
 from foretrace.graph import Op, Tensor
+from foretrace.graph.op import is_contiguous
 from foretrace.platform.measurements.cases import Case, Draw
 
 NLL = ("aten::nll_loss_forward", "aten::nll_loss_backward", "aten::nll_loss2d_forward", "aten::nll_loss2d_backward")

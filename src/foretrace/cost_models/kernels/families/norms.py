@@ -17,13 +17,13 @@ from foretrace.cost_models.kernels.features import (
     dtype_code,
     int_argument,
     ints_in,
-    is_contiguous,
     log,
     tensors_of,
     wave_quantization,
 )  # fmt: skip
 from foretrace.cost_models.kernels.roofline import Work
 from foretrace.graph import Op, Tensor, Value
+from foretrace.graph.op import is_contiguous
 from foretrace.platform.measurements.cases import Case, Draw, strides
 
 BY_ROW = ("aten::native_layer_norm", "aten::_fused_rms_norm", "aten::native_layer_norm_backward",

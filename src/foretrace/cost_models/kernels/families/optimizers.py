@@ -11,7 +11,6 @@ from foretrace.cost_models.kernels.features import (
     alignment,
     ceil_div,
     dtype_code,
-    is_contiguous,
     is_dense,
     log,
     tensors_of,
@@ -19,6 +18,7 @@ from foretrace.cost_models.kernels.features import (
 )
 from foretrace.cost_models.kernels.roofline import Work
 from foretrace.graph import Op, Tensor, Value
+from foretrace.graph.op import is_contiguous
 from foretrace.platform.measurements.cases import Case, Draw, Shape
 
 CHUNK = 65536

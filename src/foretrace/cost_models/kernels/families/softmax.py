@@ -13,13 +13,13 @@ from foretrace.cost_models.kernels.features import (
     ceil_div,
     dtype_code,
     int_argument,
-    is_contiguous,
     log,
     tensors_of,
     wave_quantization,
 )  # fmt: skip
 from foretrace.cost_models.kernels.roofline import Work
 from foretrace.graph import Constant, Op, Tensor
+from foretrace.graph.op import is_contiguous
 from foretrace.platform.measurements.cases import Case, Draw, Shape
 
 BLOCK = 1024

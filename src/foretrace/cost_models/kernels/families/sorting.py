@@ -12,7 +12,6 @@ from foretrace.cost_models.kernels.features import (
     ceil_div,
     dtype_code,
     int_argument,
-    is_contiguous,
     log,
     reuse_features,
     tensors_of,
@@ -21,6 +20,7 @@ from foretrace.cost_models.kernels.features import (
 from foretrace.cost_models.kernels.features import REUSE_COLUMNS as REUSE
 from foretrace.cost_models.kernels.roofline import Work
 from foretrace.graph import Constant, Op, Tensor
+from foretrace.graph.op import is_contiguous
 from foretrace.platform.measurements.cases import Case, Draw
 
 DIM = {"aten::sort": 1, "aten::topk": 2, "aten::cumsum": 1, "aten::cumprod": 1, "aten::argsort": 1, "aten::kthvalue": 2,

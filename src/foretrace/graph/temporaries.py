@@ -11,10 +11,11 @@ from math import prod
 
 import numpy as np
 
-from foretrace.graph import Graph, Op, Tensor
+from foretrace.graph.graph import Graph
+from foretrace.graph.op import Op, Tensor, is_contiguous
+from foretrace.graph.operators import SPARSE_CONSTRUCTORS
 from foretrace.graph.tables import Longs
 
-MAKES_SPARSE = ("aten::_sparse_coo_tensor_unsafe", "aten::_sparse_coo_tensor_with_dims_and_tensors")
 ADDS_SPARSE = "aten::add_"
 LT_WORKSPACE = 1 << 20
 """Workspace that PyTorch gives cuBLASLt for each call."""
@@ -31,7 +32,7 @@ EARLY = ("aten::_cudnn_rnn",)
 def inside_ops(graph: Graph) -> Longs:
     """Bytes that each op holds only while it runs.
 
-    >>> from foretrace.graph import OpTable
+    >>> from foretrace.graph.tables import OpTable
     >>> turned = Tensor((64, 1024), "float32", "cuda:0", stride=(1, 64))
     >>> inside_ops(Graph(OpTable.of([Op("aten::native_layer_norm", (turned,)), Op("aten::relu", (turned,))])))
     array([262144,      0])
@@ -44,7 +45,7 @@ def inside_ops(graph: Graph) -> Longs:
         op = ops[row]
         if any(tensor.device.startswith("cuda") for tensor in op.tensors):
             inside[row] = RULES[op.name](op)
-    if any(name in MAKES_SPARSE for name in ops.names.items):
+    if any(name in SPARSE_CONSTRUCTORS for name in ops.names.items):
         _add_sparse(graph, inside)
     return inside
 
@@ -53,7 +54,7 @@ def _add_sparse(graph: Graph, inside: Longs) -> None:
     """A sparse gradient is scaled in a copy of its values, then added."""
     ops = graph.ops
     values: dict[int, int] = {}
-    matters = ops.names.matching(lambda name: name in MAKES_SPARSE or name == ADDS_SPARSE)
+    matters = ops.names.matching(lambda name: name in SPARSE_CONSTRUCTORS or name == ADDS_SPARSE)
     for row in np.flatnonzero(matters[ops.name]).tolist():
         op = ops[row]
         if op.name == ADDS_SPARSE:
@@ -65,26 +66,6 @@ def _add_sparse(graph: Graph, inside: Longs) -> None:
 def _dense_bytes(tensor: Tensor) -> int:
     """Bytes of a contiguous copy."""
     return prod(tensor.shape) * tensor.itemsize
-
-
-def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    found, step = [], 1
-    for size in reversed(shape):
-        found.append(step)
-        step *= size
-    return tuple(reversed(found))
-
-
-def is_contiguous(tensor: Tensor) -> bool:
-    """Whether elements lie in row-major order.
-
-    >>> is_contiguous(Tensor((2, 1, 3), "float32", "cuda:0", stride=(3, 99, 1)))
-    True
-    """
-    if tensor.stride is None:
-        return True
-    pairs = zip(tensor.shape, tensor.stride, _strides(tensor.shape))
-    return all(size == 1 or step == wanted for size, step, wanted in pairs)
 
 
 def _is_channels_last(tensor: Tensor) -> bool:
@@ -196,3 +177,4 @@ RULES: dict[str, Callable[[Op], int]] = {
     "aten::_transformer_encoder_layer_fwd": _encoder_layer,
     "aten::addmm": lambda op: LT_WORKSPACE,
 }  # fmt: skip
+"""Readers that decode arguments on demand have those of these calls at hand: every report of a step looks at them."""
