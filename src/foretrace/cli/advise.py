@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from foretrace.cli.options import AsJson, OtherFabric, PerNode, Platform, What, what_of
+from foretrace.cli.options import OtherFabric, PerNode, Platform, What, what_of
 from foretrace.cli.progress import progress_bar
+from foretrace.report import Format, show
 
 
 class Goal(StrEnum):
@@ -55,7 +56,7 @@ def advise(
     workers: Workers = None,
     ray: OnRay = None,
     top: Top = 10,
-    json: AsJson = False,
+    format: Format = "tables",
 ) -> None:
     """Search for the best ways to train a step on some GPUs.
 
@@ -71,9 +72,8 @@ def advise(
             what, on, world, wanted.value, _milliseconds(target), round(memory * 2**30) if memory is not None else None,
             price, fabric, gpus_per_node, top, seconds, samples, sets or (), workers, ray, on_progress,
         )  # fmt: skip
-    from foretrace.report import show
 
-    show(found, json, top=top)
+    show(found, format, top=top)
 
 
 def _milliseconds(text: str | None) -> float | None:

@@ -19,6 +19,7 @@ import typer
 from foretrace import __version__
 from foretrace._numpy_threads import load_numpy
 from foretrace.cli.main import INTERRUPTED, stdout_closed
+from foretrace.cli.options import Csv, Json, Quiet
 
 BAD_INPUT, BUG = 2, 70
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -32,8 +33,6 @@ SUBCOMMANDS = (
 SETTINGS = {"record": {"allow_interspersed_args": False}}
 """From its first positional argument on, the arguments of `record` belong to the recorded job."""
 
-Csv = Annotated[bool, typer.Option("--csv", help="Print CSV instead of tables.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but the result, and errors.")]
 HELP = ("-h", "--help")
 SYNONYMS = {
     **dict.fromkeys(("--gpu", "--device", "--platform", "--machine", "--target"), "--on"),
@@ -87,9 +86,9 @@ def make_app(subcommands: Iterable[str]) -> typer.Typer:
 
 
 def with_output_options(function: Any) -> Any:
-    """A subcommand with ``--quiet``, and with ``--csv`` where it prints tables.
+    """A subcommand with ``--quiet``; and with ``--json`` and ``--csv`` in the place of its parameter ``format``.
 
-    >>> def check(json: bool = False) -> None: ...
+    >>> def check(format: str = "tables") -> None: ...
     >>> list(inspect.signature(with_output_options(check)).parameters)
     ['json', 'csv', 'quiet']
     """
@@ -97,23 +96,26 @@ def with_output_options(function: Any) -> Any:
         return function
     hints = get_type_hints(function, include_extras=True)
     before = inspect.signature(function).parameters
-    given = [value.replace(annotation=hints[name]) for name, value in before.items()]
-    options = {"csv": Csv, "quiet": Quiet} if "json" in before else {"quiet": Quiet}
+    prints = "format" in before
+    options = {"csv": Csv, "quiet": Quiet} if prints else {"quiet": Quiet}
+    annotated = (value.replace(annotation=hints[name]) for name, value in before.items())
+    given = [
+        one.replace(name="json", default=False, annotation=Json) if one.name == "format" else one for one in annotated
+    ]
     keyword = inspect.Parameter.KEYWORD_ONLY
     added = [inspect.Parameter(name, keyword, default=False, annotation=kind) for name, kind in options.items()]
 
     @functools.wraps(function)
-    def call(*args: Any, quiet: bool, csv: bool = False, **kwargs: Any) -> Any:
-        from foretrace import report
-
-        if csv and kwargs.get("json"):
+    def call(*args: Any, quiet: bool, json: bool = False, csv: bool = False, **kwargs: Any) -> Any:
+        if csv and json:
             raise typer.BadParameter("is another format than --json: give one of them", param_hint="--csv")
-        report.csv_wanted = csv
+        if prints:
+            kwargs["format"] = "csv" if csv else "json" if json else "tables"
         with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere) if quiet else nullcontext():  # noqa: PTH123
             return function(*args, **kwargs)
 
     call.__signature__ = inspect.Signature([*given, *added])  # type: ignore[attr-defined]
-    call.__annotations__ = {**hints, **options}
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in (*given, *added)}
     return call
 
 

@@ -6,13 +6,14 @@ from typing import Annotated
 
 import typer
 
-from foretrace.cli.options import AsJson, Top, working
+from foretrace.cli.options import Top, working
+from foretrace.report import Format, show
 
 
 def check(
     recording: Annotated[str, typer.Argument(metavar="RECORDING", help="A folder that `foretrace record` wrote.")],
     on: Annotated[str, typer.Option(help="The platform it was recorded on: its name, or its folder.")] = "h200",
-    json: AsJson = False,
+    format: Format = "tables",
     top: Top = 15,
 ) -> None:
     """Compare a prediction with the measured step.
@@ -23,7 +24,6 @@ def check(
     from foretrace.api import load, predict
     from foretrace.errors import ForetraceError
     from foretrace.platform.registry import load_platform
-    from foretrace.report import show
 
     with working("predicting"):
         job, where = load(recording), load_platform(on)
@@ -33,4 +33,4 @@ def check(
                 "`foretrace calibrate cpu` measures this CPU once, in 3 minutes; then check it with --on cpu.",
             )
         checked = check_prediction(predict(job, where, kernels="model"), job)
-    show(checked, json, top=top)
+    show(checked, format, top=top)

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from foretrace.cli.options import AsJson, StackName, Top
+from foretrace.cli.options import StackName, Top
+from foretrace.report import Format, show
 
 
 def check_table(
@@ -17,7 +18,7 @@ def check_table(
     stack: StackName = "auto",
     fit: Annotated[float, typer.Option(metavar="SHARE", help="Fit a stack on this share of the rows: 0.33.")] = 0.0,
     out: Annotated[Path | None, typer.Option(help="Write the fitted stack to this file, for --stack.")] = None,
-    json: AsJson = False,
+    format: Format = "tables",
     top: Top = 30,
 ) -> None:
     """Compare a table of step times with predictions.
@@ -28,7 +29,6 @@ def check_table(
     from foretrace.cli.progress import progress_bar
     from foretrace.errors import ForetraceError
     from foretrace.output import check_writable
-    from foretrace.report import show
     from foretrace.whatif.step_table import check_table as checked
 
     if out is not None and not fit:
@@ -41,4 +41,4 @@ def check_table(
     if out is not None and result.stack is not None:
         result.stack.write(out)
         result.notes.append(f"the stack is in {out}: foretrace predict … --stack {out}")
-    show(result, json, top=top)
+    show(result, format, top=top)

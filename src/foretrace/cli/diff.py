@@ -7,13 +7,14 @@ from typing import Annotated
 
 import typer
 
-from foretrace.cli.options import AsJson, Html, Top, check_outputs, working
+from foretrace.cli.options import Html, Top, check_outputs, working
+from foretrace.report import Format, show
 
 
 def diff(
     before: Annotated[str, typer.Argument(metavar="A", help="A recording, a trace, or a folder of them.")],
     after: Annotated[str, typer.Argument(metavar="B", help="The one to compare with it.")],
-    json: AsJson = False,
+    format: Format = "tables",
     html: Html = None,
     top: Top = 15,
 ) -> None:
@@ -21,7 +22,6 @@ def diff(
     check_outputs([before, after], html=html)
     from foretrace.analysis.compare import compare_steps
     from foretrace.api import load, observe
-    from foretrace.report import show
 
     with working("reading"):
         steps = observe(load(before)), observe(load(after))
@@ -30,4 +30,4 @@ def diff(
         from foretrace.report.pages.comparisons import comparison_page
 
         comparison_page(*steps, names=(Path(before).name, Path(after).name)).write(html)
-    show(compared, json, top=top)
+    show(compared, format, top=top)

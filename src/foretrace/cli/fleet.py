@@ -7,8 +7,10 @@ from typing import Annotated
 
 import typer
 
-from foretrace.cli.options import AsJson, Html, Obfuscate, Top, check_outputs, platform_names, working
+from foretrace.cli.options import Html, Obfuscate, Top, check_outputs, platform_names, working
 from foretrace.cli.progress import progress_bar
+from foretrace.report import Format
+from foretrace.report import show as show_result
 
 fleet = typer.Typer(no_args_is_help=True, help="Show where the GPU hours of many recordings go.")
 
@@ -35,7 +37,7 @@ def add(
     ray: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Work on a Ray cluster: HOST:PORT, auto, or local.")
     ] = None,
-    json: AsJson = False,
+    format: Format = "tables",
 ) -> None:
     """Add recordings to a store.
 
@@ -44,16 +46,15 @@ def add(
     from foretrace.fleet.adding import add_recordings
     from foretrace.fleet.labels import parse_labels, read_labels
     from foretrace.fleet.store import Store
-    from foretrace.report import show as show_result
 
     everywhere = parse_labels(label or ())
     by_recording = read_labels(labels) if labels else {}
     opened = Store.open(store, create=True)
-    with progress_bar(hidden=json) as on_progress:
+    with progress_bar(hidden=format == "json") as on_progress:
         done = add_recordings(
             opened, recordings, everywhere, by_recording, copy, relabel, on, workers, ray, on_progress
         )  # fmt: skip
-    show_result(done, json)
+    show_result(done, format)
 
 
 @fleet.command()
@@ -62,7 +63,7 @@ def show(
     where: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="Only recordings with this label: team=ads.")
     ] = None,
-    json: AsJson = False,
+    format: Format = "tables",
     html: Html = None,
     top: Top = 10,
 ) -> None:
@@ -70,11 +71,10 @@ def show(
     check_outputs([store], html=html)
     from foretrace.fleet.store import Store
     from foretrace.fleet.summary import summarize
-    from foretrace.report import show as show_result
 
     with working("reading the store"):
         summary = summarize(Store.open(store), where or ())
-    show_result(summary, json, html, top)
+    show_result(summary, format, html, top)
 
 
 @fleet.command()
@@ -86,7 +86,7 @@ def suite(
         str | None, typer.Option(metavar="TIME", help='How long all may take to run, for instance "10 min".')
     ] = None,
     obfuscate: Obfuscate = False,
-    json: AsJson = False,
+    format: Format = "tables",
     top: Top = 20,
 ) -> None:
     """Choose a few recordings that represent the fleet.
@@ -96,14 +96,13 @@ def suite(
     from foretrace.fleet.store import Store
     from foretrace.fleet.suite import make_suite, parse_budget
     from foretrace.replay import Choices
-    from foretrace.report import show as show_result
 
     if size is not None and budget is not None:
         raise typer.BadParameter("decides how many members there are: leave out --size", param_hint="--budget")
     seconds = None if budget is None else parse_budget(budget)
-    with progress_bar(hidden=json) as on_progress:
+    with progress_bar(hidden=format == "json") as on_progress:
         made = make_suite(Store.open(store), out, size, seconds, Choices(obfuscate=obfuscate), on_progress)
-    show_result(made, json, top=top)
+    show_result(made, format, top=top)
 
 
 @fleet.command()
@@ -111,7 +110,7 @@ def drift(
     store: StorePath,
     suite: Annotated[Path, typer.Argument(metavar="SUITE", help="The folder that `fleet suite` wrote.")],
     within: Annotated[float, typer.Option(min=0.0, help="How far a figure may be off.")] = 0.03,
-    json: AsJson = False,
+    format: Format = "tables",
     top: Top = 20,
 ) -> None:
     """Say whether a suite still represents the fleet.
@@ -120,11 +119,10 @@ def drift(
     """
     from foretrace.fleet.store import Store
     from foretrace.fleet.suite import find_drift
-    from foretrace.report import show as show_result
 
     with working("comparing"):
         found = find_drift(Store.open(store), suite, within)
-    show_result(found, json, top=top)
+    show_result(found, format, top=top)
 
 
 @fleet.command()
@@ -142,23 +140,22 @@ def whatif(
     slow_host: Annotated[
         float | None, typer.Option(min=0.01, help="Also ask for hosts that take this many times as long.")
     ] = None,
-    json: AsJson = False,
+    format: Format = "tables",
     top: Top = 20,
 ) -> None:
     """Say what would save the most GPU hours a week."""
     from foretrace.fleet.store import Store
     from foretrace.fleet.whatif import fleet_whatif
-    from foretrace.report import show as show_result
 
     with working("predicting"):
         answers = fleet_whatif(Store.open(store), on or (), price, weeks, slow_host)
-    show_result(answers, json, top=top)
+    show_result(answers, format, top=top)
 
 
 @fleet.command()
 def stragglers(
     spans: Annotated[Path, typer.Argument(metavar="SPANS", help="A span log, as Parquet or CSV.")],
-    json: AsJson = False,
+    format: Format = "tables",
     html: Html = None,
     top: Top = 10,
 ) -> None:
@@ -168,11 +165,10 @@ def stragglers(
     """
     check_outputs([spans], html=html)
     from foretrace.fleet.stragglers import find_stragglers
-    from foretrace.report import show as show_result
 
     with working("simulating"):
         found = find_stragglers(spans)
-    show_result(found, json, html, top)
+    show_result(found, format, html, top)
 
 
 @fleet.command()
@@ -180,11 +176,10 @@ def hang(
     dumps: Annotated[
         list[Path], typer.Argument(metavar="DUMP", help="Flight-recorder dumps, one per rank, or a folder of them.")
     ],
-    json: AsJson = False,
+    format: Format = "tables",
     top: Top = 10,
 ) -> None:
     """Say which rank of which collective a hung job waits for."""
     from foretrace.fleet.flight_recorder import find_hang
-    from foretrace.report import show as show_result
 
-    show_result(find_hang(dumps), json, top=top)
+    show_result(find_hang(dumps), format, top=top)

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from foretrace.cli.options import AsJson, OtherFabric, PerNode, Platform, Top, What, check_outputs, what_of
+from foretrace.cli.options import OtherFabric, PerNode, Platform, Top, What, check_outputs, what_of
 from foretrace.cli.progress import progress_bar
+from foretrace.report import Format, show
 
 BaselineFile = Annotated[Path, typer.Option(help="The file with the figures to compare with.")]
 Update = Annotated[bool, typer.Option("--update", help="Write these figures as the new baseline, and exit with 0.")]
@@ -32,7 +33,7 @@ def gate(
     fabric: OtherFabric = None,
     gpus_per_node: PerNode = None,
     markdown: Markdown = None,
-    json: AsJson = False,
+    format: Format = "tables",
     top: Top = 10,
 ) -> None:
     """Fail where the predicted step got worse than a baseline.
@@ -61,8 +62,7 @@ def gate(
 
         with open_output(markdown, MARKDOWN) as file:
             file.write(as_markdown(found).encode())
-    from foretrace.report import show
 
-    show(found, json, top=top)
+    show(found, format, top=top)
     if not found.passed:
         raise typer.Exit(FAILED)

@@ -61,7 +61,9 @@ StackName = Annotated[
 BatchWas = Annotated[
     int | None, typer.Option(min=1, help="Recorded batch size, where Foretrace can't find it in the step.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+Csv = Annotated[bool, typer.Option("--csv", help="Print CSV instead of tables.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but the result, and errors.")]
 Html = Annotated[Path | None, typer.Option(help="Write an HTML page to this file.")]
 DropGaps = Annotated[
     bool, typer.Option("--drop-gaps", help="Leave out measured host time that no model covers, such as data loading.")

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from foretrace.cli.options import AsJson
+from foretrace.report import Format
+from foretrace.report import show as show_result
 
 platform = typer.Typer(no_args_is_help=True, help="List, show and compare platforms; fit fabrics.")
 
@@ -16,22 +17,21 @@ Name = Annotated[str, typer.Argument(metavar="PLATFORM", help="A platform's name
 
 
 @platform.command("list")
-def list_(json: AsJson = False) -> None:
+def list_(format: Format = "tables") -> None:
     """List all platforms, GPUs and fabrics.
 
     Platforms that come with Foretrace, your own, GPUs that are known by their description, and fabrics for jobs of
     several ranks.
     """
     from foretrace.platform.summary import Listing
-    from foretrace.report import show as show_result
 
-    show_result(Listing(), json)
+    show_result(Listing(), format)
 
 
 @platform.command()
 def show(
     name: Name,
-    json: AsJson = False,
+    format: Format = "tables",
     top: Annotated[int, typer.Option(min=1, help="How many rows of a long table.")] = 15,
 ) -> None:
     """Show a platform or a fabric.
@@ -44,24 +44,22 @@ def show(
 
     is_fabric = name in fabrics() and name not in platform_folders()
     summary = FabricSummary(name) if is_fabric else Summary.named(name)
-    from foretrace.report import show as show_result
 
-    show_result(summary, json, top=top)
+    show_result(summary, format, top=top)
 
 
 @platform.command()
 def compare(
     first: Annotated[str, typer.Argument(metavar="A", help="A platform's name, or its folder.")],
     second: Annotated[str, typer.Argument(metavar="B", help="The one to compare with it.")],
-    json: AsJson = False,
+    format: Format = "tables",
 ) -> None:
     """Compare two platforms, figure by figure."""
     from foretrace.platform.summary import Comparison, Summary
 
     comparison = Comparison(Summary.named(first), Summary.named(second))
-    from foretrace.report import show as show_result
 
-    show_result(comparison, json)
+    show_result(comparison, format)
 
 
 @platform.command()

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foretrace.cli.options import (
-    AsJson,
     DropGaps,
     Html,
     OtherFabric,
@@ -23,6 +22,7 @@ from foretrace.cli.options import (
     what_of,
 )
 from foretrace.cli.progress import progress_bar
+from foretrace.report import Format, show
 
 if TYPE_CHECKING:
     from foretrace.analysis.report import StepReport
@@ -103,7 +103,7 @@ def predict(
     alloc_conf: AllocConf = "",
     power_limit: PowerLimit = None,
     price: Price = None,
-    json: AsJson = False,
+    format: Format = "tables",
     trace: Trace = None,
     memory_viz: MemoryViz = None,
     html: Html = None,
@@ -141,9 +141,8 @@ def predict(
         from foretrace.prediction.memory import memory_events
 
         write_snapshot(memory_viz, *memory_events(result))
-    from foretrace.report import show
 
-    show(result, json, html, top or (TABLE_ROWS if len(sizes) <= 1 else None))
+    show(result, format, html, top or (TABLE_ROWS if len(sizes) <= 1 else None))
 
 
 def _say_what_fits(report: StepReport) -> None:

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from foretrace.cli.options import (
-    AsJson,
     Batch,
     Dtype,
     First,
@@ -25,6 +24,7 @@ from foretrace.cli.options import (
     working,
 )
 from foretrace.replay.harness import MAX_SLOW_HOST
+from foretrace.report import Format, show
 
 
 def replay(
@@ -34,7 +34,7 @@ def replay(
             metavar="WHAT…", help="Recordings, traces of other tools or benchmarks; or one file that lists several."
         ),
     ],
-    json: AsJson = False,
+    format: Format = "tables",
     iterations: Annotated[
         int | None, typer.Option(min=1, help="Steps to time; default: as many as fit in a second.")
     ] = None,
@@ -85,7 +85,6 @@ def replay(
     from foretrace.api import check_names, replay_step, replay_suite
     from foretrace.errors import ForetraceError
     from foretrace.replay import How, members_of
-    from foretrace.report import show
     from foretrace.report.formatting import printable
 
     chosen = replay_choices(phase, module, first, last, only, without, ops, dtype, obfuscate, ranks, batch)
@@ -96,11 +95,11 @@ def replay(
     if [member.what for member in members] == paths and len(paths) == 1:
         with working("replaying"):
             replayed = replay_step(paths[0], chosen, how, keep)
-        show(replayed, json, top=top)
+        show(replayed, format, top=top)
         return
     with working("replaying"):
         suite = replay_suite(members, chosen, how, keep)
-    show(suite, json, top=top)
+    show(suite, format, top=top)
     failed = [(m.name, why) for m, why in zip(members, suite.results) if isinstance(why, ForetraceError)]
     for name, why in failed:
         typer.echo(printable(f"foretrace: {name} could not be replayed: {why}"), err=True)

@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from foretrace.cli.options import AsJson, Html, Platform, Top, check_outputs
+from foretrace.cli.options import Html, Platform, Top, check_outputs
 from foretrace.cli.progress import progress_bar
+from foretrace.report import Format, show
 
 
 class Kernels(StrEnum):
@@ -61,7 +62,7 @@ def shard(
     seconds: Annotated[float, typer.Option(min=0.0, help="Time limit of the search.")] = 30.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of random choices: the same one gives the same plan.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Write the plan to this file.")] = None,
-    json: AsJson = False,
+    format: Format = "tables",
     html: Html = None,
     top: Top = 10,
 ) -> None:
@@ -70,14 +71,13 @@ def shard(
     Tables may stay whole, be split by rows or by columns, or be copied to all ranks.
     """
     check_outputs([tables, on, fabric], html=html, plan=out)
-    from foretrace.report import show
     from foretrace.sharding.planner import shard as plan
 
-    with progress_bar(hidden=json) as on_progress:
+    with progress_bar(hidden=format == "json") as on_progress:
         found = plan(
             tables, world, on, fabric, batch, memory, kernels.value, sent_as.value, per_node, seconds, seed,
             on_progress=on_progress,
         )  # fmt: skip
     if out is not None:
         found.write(out)
-    show(found, json, html, top)
+    show(found, format, html, top)

@@ -6,7 +6,9 @@ from typing import Annotated
 
 import typer
 
-from foretrace.cli.options import AsJson, Html, Top, check_outputs, rank_numbers, working
+from foretrace.cli.options import Html, Top, check_outputs, rank_numbers, working
+from foretrace.report import Format
+from foretrace.report import show as show_result
 
 
 def show(
@@ -14,7 +16,7 @@ def show(
         list[str],
         typer.Argument(metavar="PATH", help="A recording, a trace, a folder of them, or the traces of several ranks."),
     ],
-    json: AsJson = False,
+    format: Format = "tables",
     html: Html = None,
     step: Annotated[str | None, typer.Option(help="Name of the step, for instance ProfilerStep#3.")] = None,
     ranks: Annotated[str | None, typer.Option(help="Only these ranks, for instance 0-2,4.")] = None,
@@ -27,7 +29,6 @@ def show(
     """
     check_outputs(paths, html=html)
     from foretrace.api import load, observe
-    from foretrace.report import show as show_result
 
     with working("reading"):
         job = load(*paths, ranks=rank_numbers(ranks))
@@ -45,8 +46,8 @@ def show(
                 from foretrace.fleet.traced_stragglers import step_stragglers
 
                 listed.stragglers = step_stragglers(job, [row.step for row in listed.steps])
-        show_result(listed, json, html, top)
+        show_result(listed, format, html, top)
         return
     with working("measuring"):
         report = observe(job, step)
-    show_result(report, json, html, top)
+    show_result(report, format, html, top)

@@ -9,7 +9,6 @@ from typing import Annotated, TypeVar
 import typer
 
 from foretrace.cli.options import (
-    AsJson,
     BatchWas,
     DropGaps,
     Html,
@@ -22,6 +21,7 @@ from foretrace.cli.options import (
     with_recorded_batch,
 )
 from foretrace.cli.progress import progress_bar
+from foretrace.report import Format, show
 
 GIBIBYTE = 2**30
 Value = TypeVar("Value")
@@ -54,7 +54,7 @@ def sweep(
     ray: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Use the Ray cluster at this address; local starts one.")
     ] = None,
-    json: AsJson = False,
+    format: Format = "tables",
     html: Html = None,
     top: Top = 20,
 ) -> None:
@@ -78,9 +78,8 @@ def sweep(
             what, platforms(on), values, prices, limit, out, workers, ray, fabric, gpus_per_node,
             drop_gaps, on_progress,
         )  # fmt: skip
-    from foretrace.report import show
 
-    show(found, json, html, top)
+    show(found, format, html, top)
     if all(point.error for point in found.points):
         raise typer.Exit(2)
 

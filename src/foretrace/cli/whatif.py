@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from foretrace.cli.options import (
-    AsJson,
     BatchWas,
     DropGaps,
     Html,
@@ -23,6 +22,7 @@ from foretrace.cli.options import (
     with_recorded_batch,
 )
 from foretrace.cli.progress import progress_bar
+from foretrace.report import Format, show
 
 Sets = Annotated[
     list[str] | None,
@@ -68,7 +68,7 @@ def whatif(
     gpus_per_node: PerNode = None,
     step: Step = None,
     drop_gaps: DropGaps = False,
-    json: AsJson = False,
+    format: Format = "tables",
     html: Html = None,
     top: Top = 10,
 ) -> None:
@@ -87,9 +87,8 @@ def whatif(
     shared = read_parallel(parallel) if parallel else []
     with progress_bar() as on_progress:
         found = ask(what, on, changes, step, world, shared, fabric, gpus_per_node, drop_gaps, on_progress)
-    from foretrace.report import show
 
-    show(found, json, html, top)
+    show(found, format, html, top)
 
 
 def _insertion(text: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from foretrace._lazy import lazy_exports
 
@@ -12,22 +12,21 @@ if TYPE_CHECKING:
 
 __getattr__, __dir__ = lazy_exports(__name__)
 
+Format = Literal["tables", "json", "csv"]
+"""What results are printed as."""
 
-csv_wanted = False
-"""Whether results are printed as CSV, in place of tables."""
 
-
-def show(result: Document, json: bool = False, html: Path | None = None, top: int | None = None) -> None:
-    """Print a result as JSON, as CSV or tables of at most ``top`` rows; write its page, where a file is named."""
+def show(result: Document, format: Format = "tables", html: Path | None = None, top: int | None = None) -> None:
+    """Print a result as tables of at most ``top`` rows, as JSON or as CSV; write its page, where a file is named."""
     if html is not None:
         from foretrace.report.pages import write_page
 
         write_page(result, html)
-    if json:
+    if format == "json":
         from foretrace.report.json import as_json
 
         print(as_json(result))
-    elif csv_wanted:
+    elif format == "csv":
         from foretrace.report.csv import as_csv
 
         print(as_csv(result), end="")
