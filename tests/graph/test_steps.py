@@ -24,6 +24,7 @@ def test_the_step_of_median_length_is_shown() -> None:
 
 def test_the_first_of_several_steps_is_not_chosen_since_the_profiler_starts_in_it() -> None:
     assert chosen_step(job(rank(steps=steps(300, 100, 500, 290, 600))), None) == "ProfilerStep#3"
+    assert chosen_step(job(rank(steps=steps(300, 100, 290, 310, 305, 500))), None) == "ProfilerStep#4"
     assert chosen_step(job(rank(steps=steps(100, 300))), None) == "ProfilerStep#1"
     assert chosen_step(job(rank(steps=steps(100))), None) == "ProfilerStep#0"
 

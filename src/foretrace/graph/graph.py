@@ -413,10 +413,9 @@ def chosen_step(job: Job, step: str | None) -> str | None:
     lengths = [{span.name: span.ms for span in graph.steps} for graph in job.graphs]
     common = [name for name in (lengths[0] if lengths else {}) if all(name in rank for rank in lengths)]
     if step is None:
-        ordered = sorted(common, key=lambda name: sum(rank[name] for rank in lengths))
-        from_middle = {name: abs(place - (len(ordered) - 1) // 2) for place, name in enumerate(ordered)}
-        candidates = [name for name in ordered if name in (common[1:] or common)]
-        return min(candidates, key=from_middle.__getitem__, default=None)
+        ms = {name: sum(rank[name] for rank in lengths) for name in common}
+        middle = sorted(ms.values())[(len(ms) - 1) // 2] if ms else 0.0
+        return min(common[1:] or common, key=lambda name: abs(ms[name] - middle), default=None)
     if step not in common:
         has = f"It has {', '.join(common)}." if common else "It marks no steps: leave the step out to see all of it."
         raise ForetraceError(f"{job.source} has no step {step}", has)
