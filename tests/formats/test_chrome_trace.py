@@ -97,6 +97,38 @@ def test_a_trace_of_pytorch_before_kineto_is_read(tmp_path: Path):
     assert graph.kernels.op.tolist() == [0]
 
 
+def test_a_flow_that_begins_where_an_op_does_says_in_which_op_the_launch_is_and_not_when(tmp_path: Path) -> None:
+    events = []
+    for number, at in enumerate((100.0, 300.0)):
+        flow = {"id": number, "name": "addmm", "cat": "cpu_to_cuda", "tid": 0}
+        events += [
+            span("CPU functions", 0, "addmm", at, 50.0), {**flow, "ph": "s", "pid": "CPU functions", "ts": at},
+            {**flow, "ph": "f", "pid": "CUDA functions", "ts": at + 60},
+            span("CUDA functions", 0, "sgemm", at + 60, 90.0),
+        ]  # fmt: skip
+    (tmp_path / "old.json").write_text(json.dumps(events))
+    report = measure_step(Job(load_traces(tmp_path / "old.json").graphs))
+    assert report.bound == "host"
+    assert report.idle_causes["T2"] == pytest.approx(0.098) and report.idle_causes["latency"] == pytest.approx(0.02)
+
+
+def test_a_rocprof_trace_has_its_gpus_by_number_and_its_numbers_as_text(tmp_path: Path) -> None:
+    events = [*named(6, "GPU0"), *named(2, "CPU HIP API"), *named(5, "COPY")]
+    for number in range(3):
+        at = 100 * number
+        flow = {"id": str(number + 1), "cat": "DataFlow", "name": "dep"}
+        events += [
+            {**span(2, 7, "hipLaunchKernel", str(at), 0), "dur": "5"},
+            {**flow, "ph": "s", "pid": "2", "tid": "7", "ts": str(at)},
+            {**flow, "ph": "t", "pid": "6", "tid": "0", "ts": str(at + 10)},
+            {**span(6, 0, "Cijk_Ailk_Bljk_SB_MT64", str(at + 10), 0), "dur": "60"},
+        ]
+    graph = read(tmp_path, events)
+    assert [graph.calls.names[code] for code in graph.calls.name] == ["hipLaunchKernel"] * 3
+    assert graph.kernels.call.tolist() == [0, 1, 2]
+    assert measure_step(graph).device_active_ms == pytest.approx(0.18)
+
+
 @pytest.mark.parametrize(
     "odd", [3, {"ph": [], "ts": 1}, {"ph": "X", "pid": [1], "tid": {}, "ts": "soon"}, {"ph": "s", "id": None}]
 )

@@ -118,6 +118,18 @@ def test_without_stragglers_an_idle_device_means_host_bound(measured, page):
     assert "host-bound: device idle 36 % of it" in shown(measured, page)
 
 
+def test_the_longest_cause_of_idle_time_does_not_contradict_what_limits_the_step(measured, page):
+    measured.stragglers = []
+    measured.idle_causes, measured.bound = {"queued": 2.0, "T1": 1.5, "T2": 1.0}, "host"
+    assert "host-bound: device idle 36 % of it, 2.50 ms for the host and 2.00 ms for queued" in words(measured, page)
+
+
+def test_the_longest_cause_of_a_queue_that_does_not_start_is_said_beside_the_queue(measured, page):
+    measured.stragglers = []
+    measured.idle_causes, measured.bound = {"T1": 2.0, "queued": 1.5, "latency": 1.0}, "queue"
+    assert "2.50 ms from launch to start and 2.00 ms for T1 (between ops)" in words(measured, page)
+
+
 def test_every_line_fits_eighty_columns_however_long_the_names(measured, page):
     measured.by_op[0].name = "aten::" + "x" * 300
     measured.critical_path[0].name = "void " + "y" * 300 + "<float>(int)"

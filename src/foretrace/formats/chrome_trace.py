@@ -27,6 +27,10 @@ _LEGACY_HOST = "CPU functions"
 _CATEGORIES = ("cpu_op", "user_annotation", "python_function")
 _COPY = re.compile(r"(?i)memcpy|(?<![a-z])copy|MemCopy")
 _BORDERS = {*BEGINS, *BEGINS.values()}
+MAX_DIGITS = 20
+"""Longer numbers of processes are names: Python refuses to read very long ones."""
+_LAUNCH_US = 1.0
+"""What a launch takes at most of the op in which it is, where only the op is known."""
 
 Lane = tuple[Any, Any]
 """Process and thread of an event."""
@@ -125,8 +129,16 @@ class _Lanes:
                 self.threads[_lane(event)] = label
         pids = {_key(event.get("pid")) for event in raw if event.get("ph") == "X"}
         self.devices = {pid for pid in pids if is_device(self.processes.get(pid, str(pid)))}
-        self.started = {_at(event): event.get("id") for event in raw if event.get("ph") in ("f", "t")}
-        """Flows by the place where they end."""
+        spans = [event for event in raw if event.get("ph") == "X"]
+        ends = [event for event in raw if event.get("ph") in ("f", "t")]
+        self.begun = {_at(event): event.get("id") for event in raw if event.get("ph") == "s"}
+        self.ended = {_at(event): event.get("id") for event in ends}
+        """Flows by the place where they begin and end."""
+        self.calls = {_at(event) for event in spans if _RUNTIME_CALL.match(str(event.get("name")))}
+        self.ops = {_at(event): parsed_time(event.get("dur", 0)) for event in sorted(spans, key=_longest_first)}
+        """Where calls of the device's runtime begin, and how long the innermost op takes that begins there."""
+        self.arrival = {str(event.get("id")): parsed_time(event.get("ts")) for event in ends}
+        """When flows end."""
         self.shown = {pid: self._shown(pid) for pid in self.devices}
 
     def _shown(self, pid: Any) -> set[Lane] | None:
@@ -147,15 +159,29 @@ class _Lanes:
                     yield self._device_event(event, numbers)
             elif ph == "X":
                 yield from self._host_event(event, numbers)
-            elif ph == "s" and "id" in event:
+            elif ph == "s" and "id" in event and _at(event) not in self.calls:
                 launch = lenient_event({**event, "ph": "X", "cat": "cuda_runtime", "name": "launch", "args": None})
                 launch.args = Args(correlation=_number(event["id"], numbers))
+                launch.ts, launch.dur = self._launch_time(event)
                 yield launch
+
+    def _launch_time(self, flow: dict[str, Any]) -> tuple[float, float]:
+        """When a launch begins of which a flow tells, and how long it takes.
+
+        A flow that begins where an op does says in which op the launch is, and not when: it is no later than the op's
+        end, and than what was launched.
+        """
+        begin = parsed_time(flow.get("ts"))
+        if not (taken := self.ops.get(_at(flow), 0.0)) > 0:
+            return begin, 0.0
+        end = max(min(begin + taken, self.arrival.get(str(flow["id"]), math.inf)), begin)
+        took = min(_LAUNCH_US, (end - begin) / 2)
+        return end - took, took
 
     def _device_event(self, event: dict[str, Any], numbers: dict[Any, int]) -> Event:
         found = lenient_event({**event, "args": None})
         flow = _correlation(event)
-        flow = self.started.get(_at(event)) if flow is None else flow
+        flow = self.ended.get(_at(event)) if flow is None else flow
         found.cat = "gpu_memcpy" if _COPY.match(found.name) else "kernel"
         found.args = Args(
             device=_number(("device", _key(event.get("pid"))), numbers),
@@ -169,6 +195,7 @@ class _Lanes:
         process, found = self.processes.get(pid, str(pid)), lenient_event(event)
         flow = _correlation(event)
         if _RUNTIME_CALL.match(found.name) and found.cat not in _CATEGORIES:
+            flow = self.begun.get(_at(event)) if flow is None else flow
             found.cat, found.args = "cuda_runtime", Args(correlation=0 if flow is None else _number(flow, numbers))
         elif pid == _LEGACY_HOST:
             found.cat = "cpu_op"
@@ -184,8 +211,20 @@ class _Lanes:
         yield found
 
 
-def _key(pid: Any) -> Any:
-    return pid if isinstance(pid, (int, str)) else str(pid)
+def _longest_first(event: dict[str, Any]) -> float:
+    took = parsed_time(event.get("dur", 0))
+    return 0.0 if math.isnan(took) else -took
+
+
+def _key(number: Any) -> Any:
+    """The number of a process or thread, which flows may have as text; or its name.
+
+    >>> _key("7"), _key(7), _key("Stream 7")
+    (7, 7, 'Stream 7')
+    """
+    if isinstance(number, str) and number.isdecimal() and len(number) < MAX_DIGITS:
+        return int(number)
+    return number if isinstance(number, (int, str)) else str(number)
 
 
 def _lane(event: dict[str, Any]) -> Lane:

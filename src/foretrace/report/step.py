@@ -8,7 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from rich.console import RenderableType
 
 from foretrace.analysis.report import (
+    LATENCY,
+    NO_EVENT,
     OWN_MACHINE,
+    QUEUED,
     UNRECORDED,
     PathRow,
     StepReport,
@@ -307,7 +310,12 @@ def _mean_step_ms(report: StepReport) -> float:
 
 
 def _mostly(report: StepReport) -> str:
-    """What the device idles for most, where that is worth a word."""
+    """What the device idles for most, where that is worth a word; and how long for what limits the step, if the longest
+    cause is another.
+
+    >>> _mostly(StepReport(bound="host", idle_causes={"queued": 2.0, "T2": 1.5, "T3": 1.0}))
+    ', 2.50 ms for the host and 2.00 ms for queued'
+    """
     if not report.idle_causes or report.bound == "device":
         return ""
     if report.bound is None:
@@ -318,7 +326,14 @@ def _mostly(report: StepReport) -> str:
         return ", and kernels are missing"
     cause, spent = next(iter(report.idle_causes.items()))
     meaning = f" ({_causes(report)[cause]})" if cause in OVERHEADS else ""
-    return f", {ms(spent)} ms for {cause}{meaning}"
+    longest = f"{ms(spent)} ms for {cause}{meaning}"
+    starting = sum(report.idle_causes.get(name, 0.0) for name in (QUEUED, LATENCY))
+    if (report.bound == "queue") == (cause in (QUEUED, LATENCY)):
+        return f", {longest}"
+    if report.bound == "queue":
+        return f", {ms(starting)} ms from launch to start and {longest}"
+    host = sum(report.idle_causes.values()) - starting - report.idle_causes.get(NO_EVENT, 0.0)
+    return f", {ms(host)} ms for the host and {longest}"
 
 
 def _causes(report: StepReport) -> dict[str, str]:

@@ -44,17 +44,21 @@ LONG_FUNCTION_US = 100
 
 
 _DEVICE_PROCESS = re.compile(
-    r"(?i)/device:(?!cpu)|\b(gpu|cuda|hip|xpu|npu|hpu|tpu|mtia|mlu|musa|gaudi|ascend)\b(?!.*overhead)", re.ASCII
+    r"(?i)/device:(?!cpu)|"
+    r"(?!.*\b(api|cpu|host|overhead)\b).*\b(gpu|cuda|hip|xpu|npu|hpu|tpu|mtia|mlu|musa|gaudi|ascend)[\s_:#-]?\d*\b",
+    re.ASCII,
 )
 
 
 def is_device(process: str) -> bool:
     """Whether a trace's process, by its name, is an accelerator.
 
-    >>> [is_device(name) for name in ("/device:GPU:0", "Ascend Hardware", "CUDA functions", "python", "/host:CPU")]
-    [True, True, True, False, False]
+    >>> [is_device(name) for name in ("/device:GPU:0", "Ascend Hardware", "CUDA functions", "GPU0", "gpu 1")]
+    [True, True, True, True, True]
+    >>> [is_device(name) for name in ("python", "/host:CPU", "CPU HIP API", "CUDA API", "gputil")]
+    [False, False, False, False, False]
     """
-    return bool(_DEVICE_PROCESS.search(process))
+    return bool(_DEVICE_PROCESS.match(process))
 
 
 class Codes(dict[Hashable, int]):
