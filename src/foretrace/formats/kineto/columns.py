@@ -188,6 +188,17 @@ class Columns:
             columns.begun = sum(event.ph in BEGINS for event in others)
         return columns
 
+    @property
+    def pids(self) -> list[Any]:
+        """For each thread, the number of its process."""
+        return [key[0] for key in self.threads if isinstance(key, tuple)]
+
+    @property
+    def hosts(self) -> list[Any]:
+        """The numbers of the processes that launch work, or that have ops where none does."""
+        rows, pids = self.calls if self.device.count else self.ops, self.pids
+        return list(dict.fromkeys(pids[code] for code in distinct(rows["thread"]).tolist()))
+
     # Each takes all fields of an event at once: events lie far apart in memory, and to visit them anew for every
     # column takes longer than all else.
 

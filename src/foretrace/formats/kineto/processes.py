@@ -28,12 +28,8 @@ Group = tuple[set[Any], set[Any]]
 
 
 def split_processes(columns: Columns) -> tuple[list[Columns], list[str]]:
-    """The columns of each process that launches work, or that has ops where none does; and a note if they stay one."""
-    rows = columns.calls if columns.device.count else columns.ops
-    pids: list[Any] = [key[0] for key in columns.threads if isinstance(key, tuple)]
-    hosts = list(dict.fromkeys(pids[code] for code in distinct(rows["thread"]).tolist()))
-    if len(hosts) < 2:
-        return [columns], []
+    """The columns of each of several processes that launch work; and a note if they stay one."""
+    pids, hosts = columns.pids, columns.hosts
     groups = _labelled(hosts, pids, columns) or _launching(hosts, pids, columns)
     if not groups:
         return [columns], [f"{MERGED}which of {len(hosts)} processes launched what is unknown"]

@@ -54,7 +54,7 @@ def read_processes(path: Path) -> list[Graph]:
     if not (columns.ops.count or columns.calls.count or columns.device.count):
         raise _no_events(path, columns)
     columns = columns.without_repeats()
-    if len({key[0] for key in columns.threads if isinstance(key, tuple)}) < 2:
+    if len(columns.hosts) < 2:
         return [graph_of_columns(path, columns, head)]
     from foretrace.formats.kineto.processes import as_ranks, split_processes  # most traces are of one process
 
