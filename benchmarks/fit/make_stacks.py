@@ -44,7 +44,7 @@ def fitted(name: str) -> Stack:
     subjects = []
     for one in rows:
         print(one.name, flush=True)
-        subjects.append(step_table._Subject(one.row))
+        subjects.append(step_table.TableStep(one.row))
     if attention := known.get("attention"):
         for subject in subjects:
             device = replace(subject.platform.device, attention=str(attention))

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from foretrace.replay import Choices, How, Member, Replay, Suite
 
 DEFAULT_PLATFORM = "h200"
-MS_PER_HOUR = 3.6e6
 """Where a step is predicted if no platform is named and it was not measured on all ranks of a job."""
+MS_PER_HOUR = 3.6e6
 STANDARD_INPUT = Path("/dev/stdin")
 RECORDING_FILE = "job.json"
+"""What tells a recording's folder from one of traces."""
 MAX_NAME = 255
 """Bytes that the name of a file may have."""
-"""What tells a recording's folder from one of traces."""
 
 
 def load(*paths: str | Path, ranks: Collection[int] | None = None) -> Job:

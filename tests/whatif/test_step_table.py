@@ -10,7 +10,7 @@ import pytest
 from foretrace.graph import ForetraceError
 from foretrace.platform.stack import Stack
 from foretrace.whatif import step_table
-from foretrace.whatif.step_table import TableRow, check_table, fit_stack, read_table
+from foretrace.whatif.step_table import TableRow, TableStep, check_table, fit_stack, read_table
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MODEL = f"{EXAMPLES / 'gpt.py'}"
@@ -19,35 +19,35 @@ ROWS = ["data=2", "tensor=2,microbatches=2", "pipeline=2,microbatches=4", "data=
 
 
 @pytest.fixture(scope="module")
-def subjects() -> list[step_table._Subject]:
+def steps() -> list[TableStep]:
     """Jobs whose measured steps are those that a known stack would have."""
-    found = [step_table._Subject(TableRow(MODEL, "a100", 1.0, parallel)) for parallel in ROWS]
-    for subject in found:
-        subject.row = replace(subject.row, ms=subject.ms(TRUTH))
+    found = [TableStep(TableRow(MODEL, "a100", 1.0, parallel)) for parallel in ROWS]
+    for step in found:
+        step.row = replace(step.row, ms=step.ms(TRUTH))
     return found
 
 
-def test_a_fit_finds_the_constants_that_measured_steps_were_made_with(subjects: list[step_table._Subject]) -> None:
-    found = fit_stack(subjects, "found", "here")
+def test_a_fit_finds_the_constants_that_measured_steps_were_made_with(steps: list[TableStep]) -> None:
+    found = fit_stack(steps, "found", "here")
     assert found.gemm == pytest.approx(TRUTH.gemm, rel=0.15)
     assert found.devices == ("a100",)
-    for subject in subjects:
-        assert subject.ms(found) == pytest.approx(subject.row.ms, rel=0.06)
+    for step in steps:
+        assert step.ms(found) == pytest.approx(step.row.ms, rel=0.06)
 
 
-def table(folder: Path, subjects: list[step_table._Subject]) -> Path:
+def table(folder: Path, steps: list[TableStep]) -> Path:
     path = folder / "steps.csv"
-    lines = [f'{s.row.model},"{s.row.parallel}",{s.row.gpu},{s.row.ms}' for s in subjects]
+    lines = [f'{s.row.model},"{s.row.parallel}",{s.row.gpu},{s.row.ms}' for s in steps]
     path.write_text("\n".join(["model,parallel,gpu,ms", *lines]))
     return path
 
 
 def test_rows_that_were_not_fitted_are_scored(
-    tmp_path: Path, subjects: list[step_table._Subject], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, steps: list[TableStep], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = {subject.row.parallel: subject for subject in subjects}
-    monkeypatch.setattr(step_table, "_Subject", lambda row: made[row.parallel])
-    path = table(tmp_path, subjects)
+    made = {step.row.parallel: step for step in steps}
+    monkeypatch.setattr(step_table, "TableStep", lambda row: made[row.parallel])
+    path = table(tmp_path, steps)
     plain, fitted = check_table(path, "none"), check_table(path, fit=0.5)
     assert [one.fitted for one in fitted.rows] == [True, False, True, False]
     before, after = (check.summary(check.scored) for check in (plain, fitted))

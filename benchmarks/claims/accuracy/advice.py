@@ -117,7 +117,7 @@ def row(
     best = search.ranked()[0]
     us = {plan: (known[plan].next_ms or 0) / (known[plan].samples or 1) for plan in (found, best)}
     too_low = sum(
-        search.bounds.sample_us(plan, WORLD) > point.next_ms * 1e3 / (point.samples or 1)
+        search.bounds.sample_us(plan) > point.next_ms * 1e3 / (point.samples or 1)
         or (point.memory_bytes is not None and search.bounds.nbytes(plan) > point.memory_bytes)
         for plan, point in search.points.items()
         if point.next_ms is not None

@@ -18,8 +18,7 @@ from typing import Any
 from benchmarks.lib.published_steps import PublishedStep, is_fitted, published
 from benchmarks.lib.table import keep
 from foretrace.platform.stack import AUTO
-from foretrace.whatif import step_table
-from foretrace.whatif.step_table import CheckedRow
+from foretrace.whatif.step_table import CheckedRow, TableStep
 
 MEAN, WORST, INSIDE, APART = 0.10, 0.25, 0.8, 0.08
 GIB = 2**30
@@ -81,7 +80,7 @@ def main() -> int:
     for one in published():
         if is_fitted(one) or (sys.argv[1:] and one.source.split()[0] not in sys.argv[1:]):
             continue
-        rows.append(row(one, step_table._Subject(one.row).checked(AUTO, fitted=False)))
+        rows.append(row(one, TableStep(one.row).checked(AUTO, fitted=False)))
         print(rows[-1], file=sys.stderr, flush=True)
     lacking = beyond(rows)
     if not sys.argv[1:]:

@@ -258,7 +258,7 @@ def _measure_in_rounds(
         on_progress(progress._replace(done=time.monotonic() - begun, of=seconds))
 
     known = _prior_models(raw)
-    shares = shares_by_error(prior_errors(raw, device.type, *known)) if known else FIRST_SHARES
+    shares = shares_by_error(prior_errors(device.type, *known)) if known else FIRST_SHARES
     with Workers(device, workers_for(device, _slowly_planned_seconds(families, seconds))) as workers:
         for left in range(rounds, 0, -1):
             if left < rounds:
@@ -303,7 +303,7 @@ def _device_so_far(raw: Path) -> Device:
     return describe_device(DeviceFacts.read(raw), read_all(raw, CEILINGS), "here")
 
 
-def prior_errors(raw: Path, kind: str, models: PriorModels, device: Device) -> dict[str, float]:
+def prior_errors(kind: str, models: PriorModels, device: Device) -> dict[str, float]:
     """How unsure a prior is of each family: the mean range of the times of some cases."""
     from foretrace.calibration.timing.kernels import MAX_ELEMENTS
 

@@ -15,7 +15,10 @@ from foretrace.graph import MAX_RANKS, Collective, ForetraceError, Graph, Job
 from foretrace.prediction.predict import note_key
 
 WEAK = "weak scaling: each rank keeps its work and the bytes of its collectives; groups of all ranks grow with the job"
-NOTHING_EXCHANGED = "the ranks do not communicate in this step; --parallel data=N makes it data parallel"
+NOT_COMMUNICATING = (
+    "the ranks do not communicate in this step: each does the same alone; --parallel data=N, or --set data=N, makes "
+    "it data parallel"
+)
 ALIKE = re.compile(r"ranks (that )?do the same")
 """Notes that a curve says by its first column."""
 
@@ -138,7 +141,7 @@ def at_world(job: Job, world: int) -> Job:
             f"all ranks are taken to do what rank {first.rank} did: how much later others came is not in the step"
         )
     if world > 1 and not collectives:
-        notes.append(NOTHING_EXCHANGED)
+        notes.append(NOT_COMMUNICATING)
     return Job([graph], job.source, notes, dict.fromkeys(range(1, world), 0))
 
 

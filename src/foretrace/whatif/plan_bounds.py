@@ -55,7 +55,7 @@ class PlanBounds:
             self._activations = max((peak_memory(job.graphs[0]) or 0) - self._held - self._gradients, 0)
             self._blocks = max(len(all_repeated_blocks(ops)), 1)
 
-    def sample_us(self, changes: Choice, world: int) -> float:
+    def sample_us(self, changes: Choice) -> float:
         """Microseconds for a sample."""
         given = settings(changes)
         data, context, tensor, stages, parts = (

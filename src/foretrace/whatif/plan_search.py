@@ -83,7 +83,7 @@ class Search:
             with suppress(ForetraceError):
                 fabric, _ = choose_fabric(None, None, where.device.matches, world, gpus_per_node)
         self.bounds = PlanBounds(job, where, fabric, gpus_per_node)
-        self._sample_us = np.array([self.bounds.sample_us(plan, world) for plan in self.space])
+        self._sample_us = np.array([self.bounds.sample_us(plan) for plan in self.space])
         self._likely_bytes = np.array([max(self.bounds.likely_bytes(plan), 1.0) for plan in self.space])
         self._possible = np.array([self.bounds.nbytes(plan) <= self._available(plan) for plan in self.space], bool)
         self.pruned = int((~self._possible).sum())

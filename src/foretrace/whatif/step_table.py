@@ -176,8 +176,8 @@ def _row(path: Path, number: int, line: dict[str, str | None]) -> TableRow:
     return row
 
 
-class _Subject:
-    """The job of a row, made once, on its platform."""
+class TableStep:
+    """A row's job on its platform: read or sketched once, and predicted with one stack after the other."""
 
     def __init__(self, row: TableRow) -> None:
         self.row = row
@@ -204,6 +204,7 @@ class _Subject:
         return on_platform(*given, stack=stack or NONE)
 
     def checked(self, stack: Stack | str | Path | None, fitted: bool) -> CheckedRow:
+        """The row with its forecast."""
         report = self.report(stack)
         return CheckedRow(
             self.row,
@@ -244,59 +245,57 @@ def check_table(
         raise ForetraceError(f"{fit} is no share of the rows", "Give a number from 0 to 1, for instance --fit 0.33.")
     rows = read_table(Path(path))
     chosen = {int(place / fit) for place in range(math.ceil(len(rows) * fit))} if fit else set()
-    subjects = []
+    steps = []
     for number, row in enumerate(rows, 1):
         on_row(f"row {number} of {len(rows)}: {row.model} {row.parallel}")
-        subjects.append(_Subject(row))
-    given = [subject for place, subject in enumerate(subjects) if place in chosen]
+        steps.append(TableStep(row))
+    given = [step for place, step in enumerate(steps) if place in chosen]
     found = (
         fit_stack(given, name, f"fitted on {len(given)} of {len(rows)} rows of {Path(path).name}", on_row)
         if given
         else None
     )
-    named = found or (None if str(stack) == AUTO else _named(stack, subjects))
+    named = found or (None if str(stack) == AUTO else _named(stack, steps))
     checked = []
-    for place, subject in enumerate(subjects):
+    for place, step in enumerate(steps):
         on_row(f"forecast {place + 1} of {len(rows)}")
         own = named if found or str(stack) != AUTO else AUTO
-        checked.append(subject.checked(own, place in chosen))
+        checked.append(step.checked(own, place in chosen))
     return TableCheck(str(path), checked, named)
 
 
-def _named(stack: Stack | str | Path, subjects: Iterable[_Subject]) -> Stack | None:
-    first = next(iter(subjects))
+def _named(stack: Stack | str | Path, steps: Iterable[TableStep]) -> Stack | None:
+    first = next(iter(steps))
     return None if str(stack) == NONE else find_stack(stack, first.platform, 2)
 
 
 def fit_stack(
-    subjects: Sequence[_Subject], name: str, provenance: str, on_row: Callable[[str], None] = lambda what: None
+    steps: Sequence[TableStep], name: str, provenance: str, on_row: Callable[[str], None] = lambda what: None
 ) -> Stack:
     """The factors that bring forecasts closest to measured steps, in logarithms, with a weak pull to one.
 
     What a step depends on is seen by changing one factor after the other; factors are few, so that few rows will do.
     Where there are pipeline stages, whether hosts wait for what these receive is tried both ways.
     """
-    on_row(f"fitting on {len(subjects)} rows")
-    staged = any(
-        one.kind == "recv" for subject in subjects for graph in subject.job.graphs for one in graph.collectives
-    )
-    devices = tuple(dict.fromkeys(subject.platform.device.name for subject in subjects))
+    on_row(f"fitting on {len(steps)} rows")
+    staged = any(one.kind == "recv" for step in steps for graph in step.job.graphs for one in graph.collectives)
+    devices = tuple(dict.fromkeys(step.platform.device.name for step in steps))
     starts = [
         Stack(name, provenance, devices=devices, blocking_stages=on) for on in ((False, True) if staged else (False,))
     ]
-    return min((_fitted(subjects, start) for start in starts), key=lambda stack: stack.spread)
+    return min((_fitted(steps, start) for start in starts), key=lambda stack: stack.spread)
 
 
-def _fitted(subjects: Sequence[_Subject], start: Stack) -> Stack:
+def _fitted(steps: Sequence[TableStep], start: Stack) -> Stack:
     """The stack with its factors fitted."""
-    measured = np.log([subject.row.ms for subject in subjects])
-    base = np.log([subject.ms(start) for subject in subjects])
+    measured = np.log([step.row.ms for step in steps])
+    base = np.log([step.ms(start) for step in steps])
     probes: list[dict[str, Any]] = [{factor: PROBE} for factor in FACTORS]
     slopes = np.stack([
-        (np.log([subject.ms(replace(start, **probe)) for subject in subjects]) - base) / math.log(PROBE)
+        (np.log([step.ms(replace(start, **probe)) for step in steps]) - base) / math.log(PROBE)
         for probe in probes
     ], axis=1)  # fmt: skip
-    pull = PULL * math.sqrt(len(subjects))
+    pull = PULL * math.sqrt(len(steps))
     logs, current, stack = np.zeros(len(FACTORS)), base, start
     for _ in range(ROUNDS):
         left = np.concatenate([slopes, pull * np.eye(len(FACTORS))])
@@ -304,8 +303,8 @@ def _fitted(subjects: Sequence[_Subject], start: Stack) -> Stack:
         logs = np.clip(logs + np.linalg.lstsq(left, right, rcond=None)[0], *np.log(LIMITS))
         values: dict[str, Any] = {factor: float(round(math.exp(one), 4)) for factor, one in zip(FACTORS, logs)}
         stack = replace(start, **values)
-        current = np.log([subject.ms(stack) for subject in subjects])
+        current = np.log([step.ms(stack) for step in steps])
     residual = measured - current
-    freedom = max(1, len(subjects) - len(FACTORS))
+    freedom = max(1, len(steps) - len(FACTORS))
     spread = max(math.sqrt(float(residual @ residual) / freedom), float(np.abs(residual).max()) / P90 / 2)
     return replace(stack, spread=round(spread, 4))

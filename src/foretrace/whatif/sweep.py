@@ -19,13 +19,13 @@ from foretrace.graph.graph import cautions
 from foretrace.platform.platform import Platform
 from foretrace.platform.registry import load_platform
 from foretrace.prediction.predict import step_figures
+from foretrace.prediction.scaling import NOT_COMMUNICATING
 from foretrace.whatif.changes import EditedJob, JobChanges
 from foretrace.whatif.grammar import JOB_CHANGES, RESIZABLE, Change
 from foretrace.whatif.points import Point, Sweep, with_pareto_front
 from foretrace.whatif.stored_points import Key, append_points, key_of, read_points, reusable_points, step_digest
 from foretrace.whatif.what_if import one_step, strange_batch
 
-NOT_COMMUNICATING = "the ranks do not communicate in this step: each does the same alone; data=N makes it data parallel"
 MODELLED = (
     "points have no ranges, and are predicted by the platform's models also where the step was measured; `foretrace "
     "whatif` gives the range of one"
@@ -292,9 +292,9 @@ class Swept:
             if not alone:  # the collectives of one rank alone may take no time; those of a job may not
                 raise
         found, notes = step_figures(job, where, self._per_node, self._drop_gaps)
-        exchanges = any(graph.collectives for graph in job.graphs)
-        fabric = where.fabric.name if where.fabric and exchanges else None
-        if job.world > 1 and not exchanges:
+        communicates = any(graph.collectives for graph in job.graphs)
+        fabric = where.fabric.name if where.fabric and communicates else None
+        if job.world > 1 and not communicates:
             notes = [*notes, NOT_COMMUNICATING]
         notes += cautions([*job.notes, *(note for graph in job.graphs for note in graph.notes)])
         return replace(point, fabric=fabric, notes=notes, **found._asdict())

@@ -42,7 +42,8 @@ USABLE_SHARE = 0.5
 PINNED = "Pinned"
 """In names of copies, as the profiler writes them: ``Memcpy HtoD (Pinned -> Device)``."""
 STREAMING = re.compile(r"mm$|convolution|attention|_rnn")
-"""Ops on Tensor Cores: a sum of the gradient that a product has just read takes as long as with a cold cache."""
+"""GEMMs, convolutions and attention by their names, custom ops and generated kernels too: a sum of the gradient that
+one has just read takes as long as with a cold cache."""
 RETAINED_GAIN = 0.8
 """Share of the gain of an immediate repeat that a call has if its inputs are in the cache: other kernels ran in
 between, whose code and constants replaced its own in the smaller caches. With these two, the calls of twelve recorded

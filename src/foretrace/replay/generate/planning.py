@@ -50,7 +50,7 @@ def plan_of(graph: Graph, selection: Selection | None = None, original: Graph | 
     whole = len(chosen) == len(ops)
     variables = Variables(graph.storages, sparse_parts(ops))
     calls = _repeatable(_calls_of(ops, chosen, variables, ended), variables.inputs)
-    tail_us, unowned_us = _timed(calls, measured, ops, parts)
+    tail_us, unowned_us = _timed(calls, measured, parts)
     used = {call.args[0] for call in calls if call.name == COMPILED_PROGRAM}
     programs = {number: program for number, program in enumerate(graph.programs) if number in used}
     for call in calls:
@@ -81,9 +81,7 @@ def plan_of(graph: Graph, selection: Selection | None = None, original: Graph | 
     return with_contents(plan, graph, ops, [rows[part[0]] for part in parts])
 
 
-def _timed(
-    calls: Sequence[PlanCall], measured: Graph, ops: Sequence[Op], parts: Sequence[tuple[int, ...]]
-) -> tuple[float, float]:
+def _timed(calls: Sequence[PlanCall], measured: Graph, parts: Sequence[tuple[int, ...]]) -> tuple[float, float]:
     """Set the measured times of calls. Returns the host time after the last one, and device time of no call."""
     rows = call_rows(measured)
     schedule, device = schedule_of(measured, rows), device_us(measured, rows)

@@ -313,7 +313,7 @@ class _Ring(_Sharing):
         for step, (k, v) in enumerate(self.travelling(keys, values)):
             part = causal and step > 0
             q = self.halves(queries)[1] if part else queries
-            made = self._partial(out, q, last=step == self.ranks - 1), self._partial(lse, q)
+            made = self._partial(out, q), self._partial(lse, q)
             rest = others if step == self.ranks - 1 else [self._stand_in(other) for other in others]
             self.attention({0: q, 1: k, 2: v}, (*made, *rest), causal and step == 0)
             block = self.cast(made[0], FULL), self._as_column(self.cast(made[1], FULL))
@@ -324,7 +324,7 @@ class _Ring(_Sharing):
         self.call("aten::clone", (kept,), (out,))
         return self.made
 
-    def _partial(self, whole: Tensor, queries: Tensor, last: bool = False) -> Tensor:
+    def _partial(self, whole: Tensor, queries: Tensor) -> Tensor:
         shape = list(whole.shape)
         if queries.shape[SEQUENCE] < self.like.tensors[0].shape[SEQUENCE]:
             shape[SEQUENCE] //= 2

@@ -43,13 +43,19 @@ def shard_weights(
     group does not shard.
     """
     ops = [call.op for call in calls]
-    found = weights_of(ops, draft.graph.source).without(excluded)
+    found = weights_to_shard(ops, draft.graph.source, mixed, excluded)
     if not found.weights:
         return list(calls)
-    if mixed:
-        require_half(found, draft.graph.source)
     divided = find_units(ops, found, unit_modules(ops, units))
     return _ShardedStep(draft, ops, group, found, divided, mixed, stays, excluded).calls(calls)
+
+
+def weights_to_shard(ops: Sequence[Op], source: str, mixed: bool, excluded: Collection[int]) -> Weights:
+    """The weights of a step that a group shards: all but the excluded ones, in half precision where it is mixed."""
+    found = weights_of(ops, source).without(excluded)
+    if mixed:
+        require_half(found, source)
+    return found
 
 
 def require_half(found: Weights, source: str) -> None:

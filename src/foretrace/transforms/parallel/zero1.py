@@ -18,9 +18,9 @@ from math import prod
 from foretrace.graph import Op, Tensor
 from foretrace.graph.op import HALF_DTYPES, end_in_storage, with_tensors
 from foretrace.transforms.draft import UPDATE, Draft, ProcessGroup, call_like
-from foretrace.transforms.parallel.fsdp import COMPUTE, GATHER, SCATTER, Unit, find_units, require_half, shard_of
+from foretrace.transforms.parallel.fsdp import COMPUTE, GATHER, SCATTER, Unit, find_units, shard_of, weights_to_shard
 from foretrace.transforms.step import EditedCall
-from foretrace.transforms.weights import FULL, Weights, weights_of
+from foretrace.transforms.weights import FULL, Weights
 
 
 def shard_states(
@@ -37,11 +37,9 @@ def shard_states(
     optimizer states that this group does not shard.
     """
     ops = [call.op for call in calls]
-    found = weights_of(ops, draft.graph.source).without(excluded)
+    found = weights_to_shard(ops, draft.graph.source, mixed, excluded)
     if not found.weights:
         return list(calls)
-    if mixed:
-        require_half(found, draft.graph.source)
     return _ShardedStates(draft, ops, group, find_units(ops, found, units), mixed, excluded).calls(calls, found)
 
 
