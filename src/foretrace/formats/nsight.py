@@ -86,8 +86,8 @@ class _Report:
         self.tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         self.strings = {_field(row, "id"): str(_field(row, "value")) for row in self.rows("StringIds")}
         self.notes: list[str] = []
-        device = Counter(_process(row) for table in _DEVICE for row in self.rows(table))
-        work = device + Counter(_process(row) for row in self.rows(_RUNTIME))
+        device = sum(map(self._events_by_process, _DEVICE), Counter[int]())
+        work = device + self._events_by_process(_RUNTIME)
         launching = sorted(pid for pid in device if work[pid] > device[pid])
         self.shown = launching if len(launching) > 1 else [pid for pid, _ in work.most_common(1)]
         """Processes that are read: all that launch work, or else the busiest."""
@@ -95,22 +95,37 @@ class _Report:
             shown = "those that launch work are" if len(self.shown) > 1 else "the one with most events is"
             self.notes.append(f"the report has {len(work)} processes: {shown} shown")
 
-    def rows(self, table: str) -> Iterator[sqlite3.Row]:
-        return self.connection.execute(f"SELECT * FROM {table}") if table in self.tables else iter(())
+    def rows(self, table: str, process: int | None = None) -> Iterator[sqlite3.Row]:
+        """The records of a table, of one process or of all."""
+        if table not in self.tables:
+            return iter(())
+        if process is None:
+            return self.connection.execute(f"SELECT * FROM {table}")
+        whose = self._process(table)
+        return self.connection.execute(f"SELECT * FROM {table} WHERE {whose} = ?", (process,)) if whose else iter(())
+
+    def _process(self, table: str) -> str:
+        """The process of a record in SQL, from the global id of the process or of a thread in it; empty for none."""
+        columns = {row[1] for row in self.connection.execute(f"PRAGMA table_info({table})")}
+        ids = [f"nullif({name}, 0)" for name in ("globalPid", "globalTid") if name in columns]
+        return f"coalesce({', '.join(ids)}, 0) >> {_PID_BITS}" if ids else ""
+
+    def _events_by_process(self, table: str) -> Counter[int]:
+        if table not in self.tables or not (whose := self._process(table)):
+            return Counter()
+        return Counter(dict(self.connection.execute(f"SELECT {whose}, count(*) FROM {table} GROUP BY 1")))
 
     def events(self, process: int) -> Iterator[Event]:
         """All records of a process."""
         for table, category in _DEVICE.items():
-            for row in self.rows(table):
-                if _process(row) == process and _whole(row, "end") is not None:
+            for row in self.rows(table, process):
+                if _whole(row, "end") is not None:
                     yield self._event(row, category, self._device_name(row, table), _device_args(row))
-        for row in self.rows(_RUNTIME):
-            if _process(row) == process:
-                name = _VERSION.sub("", self.strings.get(_field(row, "nameId"), "unknown call"))
-                yield self._event(row, "cuda_runtime", name, Args(correlation=_whole(row, "correlationId") or 0))
-        for row in self.rows(_NVTX):
-            nests = _field(row, "eventType") in (None, *_NESTED)
-            if nests and _process(row) == process and _whole(row, "end") is not None:
+        for row in self.rows(_RUNTIME, process):
+            name = _VERSION.sub("", self.strings.get(_field(row, "nameId"), "unknown call"))
+            yield self._event(row, "cuda_runtime", name, Args(correlation=_whole(row, "correlationId") or 0))
+        for row in self.rows(_NVTX, process):
+            if _field(row, "eventType") in (None, *_NESTED) and _whole(row, "end") is not None:
                 text = _field(row, "text") or self.strings.get(_field(row, "textId"), "")
                 name = _EMITTED.sub("", str(text))
                 yield self._event(row, "cpu_op" if "::" in name else "user_annotation", name, Args())
@@ -142,18 +157,15 @@ class _Report:
 
 
 def _field(row: sqlite3.Row, name: str) -> Any:
-    return row[name] if name in row.keys() else None  # noqa: SIM118 - a row contains its values
+    try:
+        return row[name]
+    except IndexError:  # this version of Nsight Systems writes no such column
+        return None
 
 
 def _whole(row: sqlite3.Row, name: str) -> int | None:
     value = _field(row, name)
     return value if isinstance(value, int) else None
-
-
-def _process(row: sqlite3.Row) -> int:
-    """The process of a record, from the global id of the process or of a thread in it."""
-    pid, tid = _whole(row, "globalPid"), _whole(row, "globalTid")
-    return (pid or tid or 0) >> _PID_BITS
 
 
 def _device_args(row: sqlite3.Row) -> Args:
