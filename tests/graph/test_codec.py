@@ -25,6 +25,7 @@ tensors = st.builds(
     id=st.integers(-1, 5),
     storage=st.integers(-1, 5),
     layout=st.sampled_from(["strided", "sparse_coo"]),
+    stored=st.sampled_from([-1, 7]),
 )
 constants = st.builds(Constant, st.sampled_from(["dtype", "group", "generator", "object"]), st.text())
 leaves = (

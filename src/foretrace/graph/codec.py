@@ -40,8 +40,13 @@ def to_lines(ops: Iterable[Op]) -> Iterator[str]:
             if value:
                 line[name] = _plain(value, known, new)["d"] if name == "kwargs" else value
         if new:
-            line["new"] = [[t.shape, t.dtype, t.device, t.stride, t.offset, t.id, t.storage, t.layout] for t in new]
+            line["new"] = [_fields(t) for t in new]
         yield json.dumps(line)
+
+
+def _fields(t: Tensor) -> list[Any]:
+    fields = [t.shape, t.dtype, t.device, t.stride, t.offset, t.id, t.storage, t.layout]
+    return fields if t.stored < 0 else [*fields, t.stored]
 
 
 def _plain(value: Value, known: dict[Tensor, int], new: list[Tensor]) -> Any:
@@ -105,11 +110,12 @@ def op_of(line: dict[str, Any], known: list[Tensor]) -> Op:
 
 
 def _tensor(
-    shape: Any, dtype: Any, device: Any, stride: Any, offset: Any, tensor: Any, storage: Any, layout: Any
-) -> Tensor:
+    shape: Any, dtype: Any, device: Any, stride: Any, offset: Any, tensor: Any, storage: Any, layout: Any,
+    stored: Any = -1,
+) -> Tensor:  # fmt: skip
     strides = None if stride is None else _integers(stride)
-    start, number, held = _integers((offset, tensor, storage))
-    return Tensor(_integers(shape), str(dtype), str(device), strides, start, number, held, str(layout))
+    start, number, held, elements = _integers((offset, tensor, storage, stored))
+    return Tensor(_integers(shape), str(dtype), str(device), strides, start, number, held, str(layout), elements)
 
 
 def _integers(numbers: Iterable[Any]) -> tuple[int, ...]:

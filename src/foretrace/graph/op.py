@@ -39,6 +39,8 @@ class Tensor:
     id: int = -1
     storage: int = -1
     layout: str = "strided"
+    stored: int = -1
+    """Elements that a sparse matrix stores; -1 where it is dense, or where that is unknown."""
 
     @property
     def numel(self) -> int:
@@ -129,7 +131,9 @@ def with_shape(tensor: Tensor, shape: Sequence[int]) -> Tensor:
 
 def with_view(tensor: Tensor, shape: tuple[int, ...], stride: tuple[int, ...] | None, offset: int) -> Tensor:
     """The tensor with another shape, stride and offset: several times as fast as ``replace()``."""
-    return Tensor(shape, tensor.dtype, tensor.device, stride, offset, tensor.id, tensor.storage, tensor.layout)
+    return Tensor(
+        shape, tensor.dtype, tensor.device, stride, offset, tensor.id, tensor.storage, tensor.layout, tensor.stored
+    )
 
 
 def end_in_storage(tensor: Tensor) -> int:

@@ -282,7 +282,9 @@ class StepTemplate:
             new = tensors[slot]
             if layout_key(new) == layout_key(old):
                 return old
-            return Tensor(new.shape, new.dtype, old.device, new.stride, new.offset, old.id, old.storage, old.layout)
+            return Tensor(
+                new.shape, new.dtype, old.device, new.stride, new.offset, old.id, old.storage, old.layout, old.stored
+            )
 
         new = [rebuild(call, now, now) for call in changed]
         ops = list(self._ops)

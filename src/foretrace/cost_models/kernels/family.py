@@ -77,6 +77,8 @@ class Family:
     """Measured calls that a fit takes at least."""
     one_kernel: ClassVar[bool] = False
     """Whether a call is itself one kernel of the same name."""
+    takes_sparse: ClassVar[bool] = False
+    """Whether calls on sparse tensors are covered, whose shapes do not tell their elements."""
     op_codes: ClassVar[dict[str, int]]
     """The position of each op in `ops`: the feature that tells ops apart."""
 
@@ -85,7 +87,9 @@ class Family:
 
     def matches(self, op: Op) -> bool:
         """Whether the family covers a call."""
-        return op.name in self.op_codes and self.accepts(op)
+        if op.name not in self.op_codes or not self.accepts(op):
+            return False
+        return self.takes_sparse or all(t.layout == "strided" for t in op.tensors)
 
     def accepts(self, op: Op) -> bool:
         """Whether the family covers a call of one of its ops: by default, if any of its tensors is known."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from foretrace.graph import Op
+from foretrace.graph import Op, Tensor
 from foretrace.platform.device import Device
 from foretrace.platform.typed_json import read_as
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 FILE = "fallback.json"
 LATENCY_US = 0.6
 """Latency of a load from device memory, about the same on all GPUs of these years."""
+
+INDEX_BYTES = 8
 
 
 class Work(NamedTuple):
@@ -51,10 +53,24 @@ def work_of(op: Op) -> Work:
     >>> from foretrace.graph import Tensor
     >>> work_of(Op("aten::some", (Tensor((8,), "float32"),), outputs=(Tensor((8,), "float32"),))).bytes
     64.0
+
+    Each element that a sparse matrix stores is read with its place, and multiplied with a row of the other matrix.
+
+    >>> sparse = Tensor((1000, 1000), "float32", layout="sparse_csr", stored=5000)
+    >>> work_of(Op("aten::mm", (sparse, Tensor((1000, 8), "float32")), outputs=(Tensor((1000, 8), "float32"),)))
+    Work(flops=80000.0, bytes=124000.0, rate='float32', round_trips=0.0)
     """
     made = op.produced
-    moved = sum(t.nbytes for t in op.tensors) + sum(t.nbytes for t in made)
-    return Work(flops=float(sum(t.numel for t in made)), bytes=float(moved))
+    moved = sum(map(_bytes_of, op.tensors)) + sum(map(_bytes_of, made))
+    flops = sum(t.numel if t.stored < 0 else t.stored for t in made)
+    stored = max((t.stored for t in op.tensors), default=-1)
+    if stored >= 0 and made:
+        flops = max(flops, 2 * stored * made[0].shape[-1] if len(made[0].shape) > 1 else 2 * stored)
+    return Work(flops=float(flops), bytes=float(moved))
+
+
+def _bytes_of(tensor: Tensor) -> int:
+    return tensor.nbytes if tensor.stored < 0 else tensor.stored * (tensor.itemsize + INDEX_BYTES)
 
 
 @dataclass(frozen=True)

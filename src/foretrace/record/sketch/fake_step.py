@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -27,15 +26,11 @@ from foretrace.record.guard.side_effects import script_line
 from foretrace.record.sketch.assumptions import ARRAY, Assumptions
 from foretrace.record.sketch.cuda_api import gpu_is_visible
 from foretrace.record.sketch.packed_sequences import packed
-from foretrace.record.sketch.values import EVEN, MAX_INTEGERS, RANKED, UNKNOWN, Values
+from foretrace.record.sketch.sparse_tensors import SparseTensors
+from foretrace.record.sketch.values import MAX_INTEGERS, RANKED, UNKNOWN, Values
 from foretrace.record.sketch.view_replays import ViewReplays
 from foretrace.record.watch.tensors import TensorRegistry
 from foretrace.record.watch.watch import Watch, desugars
-
-SPARSE_CALLS = frozenset({
-    torch.ops.aten._coalesce.default, torch.ops.aten.sparse_mask.default, torch.ops.aten._indices.default,
-    torch.ops.aten._values.default, torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors.default,
-})  # fmt: skip
 
 
 class FakeStepMode(FakeTensorMode):
@@ -45,6 +40,7 @@ class FakeStepMode(FakeTensorMode):
         super().__init__(allow_non_fake_inputs=True)
         self.values = Values()
         self.assumptions = Assumptions()
+        self._sparse = SparseTensors(self)
         self.assumes_arrays = False
         """Whether unknown tensors may become arrays: in programs, which log, save and act on them."""
         self.calls = 0
@@ -62,9 +58,7 @@ class FakeStepMode(FakeTensorMode):
         _refuse_a_real_gpu(kwargs or {})
         self.calls += 1
         args, kwargs = self.given(func, args), self.given(func, kwargs)
-        if func is torch.ops.aten.is_coalesced.default:
-            return False  # duplicate ids are unknown
-        if func in SPARSE_CALLS and (made := self._sparse_call(func, args)) is not None:
+        if (made := self._sparse.call(func, args, kwargs or {})) is not None:
             return made
         if func is torch.ops.aten._local_scalar_dense.default:
             return self._read(args[0])
@@ -78,51 +72,14 @@ class FakeStepMode(FakeTensorMode):
             return made
         finally:
             self._depth -= 1
+        if isinstance(result, FakeTensor) and result.layout != torch.strided:
+            result = self._sparse.filled(args, result)
         if isinstance(func, torch._ops.OpOverload) and result is not NotImplemented and not self._depth:
             if func in self.lift_fns and not isinstance(args[0], FakeTensor):
                 self._lifted(result, args[0])
             else:
                 self.values.follow(func, args, kwargs or {}, result)
         return result
-
-    def _sparse_call(self, func: Any, args: Any) -> Any:
-        """The result of a call on sparse gradients, None where PyTorch knows it.
-
-        Fake ones hold no rows, so that kernels pass over them: what they should hold is noted with them, in ``rows``.
-        """
-        aten = torch.ops.aten
-        if func is aten._coalesce.default:
-            return self._sparse(args[0], self._coalesced_rows(args[0]))
-        if func is aten._sparse_coo_tensor_with_dims_and_tensors.default:
-            return self._sparse(args[4], (args[3], args[4]), args[2]) if args[3].shape[1] else None
-        rows = getattr(args[1 if func is aten.sparse_mask.default else 0], "rows", None)
-        if rows is None:
-            return None
-        if func is aten.sparse_mask.default:
-            with self:
-                return self._sparse(args[1], (rows[0], torch.empty_like(rows[1])))
-        return rows[func is aten._values.default]
-
-    def _coalesced_rows(self, sparse: Any) -> tuple[Any, Any]:
-        """Each row once: as many as ids hit that are drawn evenly, since ids are unknown."""
-        known = hasattr(sparse, "rows")  # noted where it was accumulated
-        if sparse.sparse_dim() != 1 or (self.assumptions.in_step and not known):
-            raise DynamicOutputShapeException(torch.ops.aten._coalesce.default)
-        self.assumptions.known(frozenset({EVEN}), self.calls)
-        ids, rows = sparse.rows[0].shape[1] if known else 1, sparse.shape[0]
-        hit = round(-rows * math.expm1(-ids / rows)) if rows else 0
-        with self:
-            values = torch.empty((hit, *sparse.shape[1:]), dtype=sparse.dtype, device=sparse.device)
-            return values.new_empty((1, hit), dtype=torch.int64), values
-
-    def _sparse(self, like: Any, rows: tuple[Any, Any], shape: Any = None) -> Any:
-        shape = list(like.shape if shape is None else shape)
-        indices, values = rows[0].new_empty((1, 0)), rows[1].new_empty((0, *shape[1:]))
-        made: Any = torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors(
-            1, len(shape) - 1, shape, indices, values, dtype=like.dtype, layout=torch.sparse_coo, device=like.device
-        )
-        made.rows = rows
-        return made
 
     def _read(self, fake: Any) -> Any:
         """The only element of a tensor: its value where it is known, else an assumed one."""

@@ -30,6 +30,20 @@ MANY_ZEROS = 0.02
 """From this share on, exact zeros are part of the summary."""
 
 
+COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
+
+def stored_elements(tensor: torch.Tensor) -> int:
+    """How many elements a sparse matrix stores; -1 of others, as of gradients of lookups, whose rows vary.
+
+    >>> stored_elements(torch.eye(3).to_sparse()), stored_elements(torch.eye(3).to_sparse_csr())
+    (3, 3)
+    """
+    if tensor.layout == torch.sparse_coo:
+        return tensor._values().numel() if tensor.sparse_dim() > 1 else -1
+    return tensor.values().numel() if tensor.layout in COMPRESSED else -1
+
+
 class TensorRegistry:
     """Ids, descriptions and lifetimes of tensors and storages.
 
@@ -69,6 +83,7 @@ class TensorRegistry:
             id=self.tensor_id(tensor),
             storage=storage,
             layout=str(tensor.layout).removeprefix("torch."),
+            stored=-1 if strided else stored_elements(tensor),
         )
 
     def freed(self) -> tuple[int, ...]:

@@ -431,7 +431,9 @@ class _Stage:
             return tensor
         t, shift = tensor, microbatch * self.id_stride
         # Several times as fast as replace(): there is one per tensor of each call and microbatch.
-        return Tensor(t.shape, t.dtype, t.device, t.stride, t.offset, t.id + shift, t.storage + shift, t.layout)
+        return Tensor(
+            t.shape, t.dtype, t.device, t.stride, t.offset, t.id + shift, t.storage + shift, t.layout, t.stored
+        )
 
     def _emit(self, call: EditedCall) -> None:
         if self.to_free:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from foretrace.cost_models.kernels.families import CLASSES, DRAWN, FAMILIES, CallContext, case_number, family_of
-from foretrace.cost_models.kernels.roofline import Work
+from foretrace.cost_models.kernels.roofline import Work, work_of
 from foretrace.graph import Constant, Op, Tensor, Value
 from foretrace.graph.codec import from_lines
 from foretrace.platform.device import Device
@@ -124,3 +124,14 @@ def test_the_family_that_contributors_are_shown_works_as_it_stands(request, monk
             features, work = family.describe(op, CallContext(H200))
             assert len(features) == len(family.columns) and all(map(math.isfinite, features))
             assert work.us(H200) >= 0
+
+
+def test_a_product_with_a_sparse_matrix_is_no_gemm():
+    edges, features = (
+        Tensor((10_000, 10_000), "float32", layout="sparse_csr", stored=50_000),
+        Tensor((10_000, 8), "float32"),
+    )
+    assert family_of(Op("aten::mm", (edges, features))) is None
+    assert work_of(Op("aten::mm", (edges, features), outputs=(features,))).flops == 2 * 50_000 * 8
+    update = Op("aten::add_", (features, Tensor((10_000, 8), "float32", layout="sparse_coo")))
+    assert family_of(update) is not None

@@ -75,6 +75,7 @@ class Lookups(Family):
     """Embeddings and embedding bags, index_select, and the updates of tables."""
 
     name = "lookups"
+    takes_sparse = True
     share = 9
     ops = (*EMBEDDING_BAGS, *ROWS, *NUM_WEIGHTS, *UPDATES, COALESCE)
     columns = ("op", "dtype", "rows", "dim", "bags", "pooling", "sparse", "mode", "dim_aligned", "stepped",
