@@ -113,6 +113,17 @@ def test_kernels_that_other_steps_lack_are_no_caution(tmp_path: Path) -> None:
     assert cautions(measured(trace, tmp_path, "ProfilerStep#2").notes)
 
 
+def test_devices_that_take_turns_are_a_caution_since_active_is_when_any_of_them_works(tmp_path: Path) -> None:
+    trace = Trace()
+    (begin,) = marks(trace, [STEP_US])
+    for number in range(20):
+        at, device = begin + 500 * number, number % 2
+        trace.add("cuda_runtime", "cudaLaunchKernel", at, 2.0, MAIN, correlation=number + 1)
+        trace.add("kernel", "sgemm", at + 10, 400.0, 7, device, device=device, stream=7, correlation=number + 1)
+    (note,) = cautions(measured(trace, tmp_path).notes)
+    assert "work of 2 (0, 1), and active is when any of them works; they work for 40 %, 40 % of the step" in note
+
+
 def test_what_the_traces_of_some_ranks_lack_is_said_with_these_ranks(tmp_path: Path) -> None:
     trace = Trace()
     launched(trace, START, START + 5, 10.0, 1)

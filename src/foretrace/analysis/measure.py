@@ -34,11 +34,13 @@ from foretrace.analysis.report import (
     idle_by_cause,
 )
 from foretrace.graph import Graph, Job
-from foretrace.graph.graph import MISSING_DEVICES, MISSING_KERNELS, chosen_step, cut_to_step
+from foretrace.graph.graph import MISSING_DEVICES, MISSING_KERNELS, SEVERAL_DEVICES, chosen_step, cut_to_step
 from foretrace.graph.tables import (
     LAUNCH,
     SEVERAL,
+    STREAM_BITS,
     KernelTable,
+    distinct,
     launched_before,
     launches_without_kernels,
     median,
@@ -46,8 +48,8 @@ from foretrace.graph.tables import (
 from foretrace.simulation.critical_path import critical_path
 from foretrace.simulation.task_graph import total
 
-RANKS_NAMED = 8
-"""Ranks that a note names; of more, the first."""
+RANKS_NAMED = DEVICES_NAMED = 8
+"""Ranks and devices that a note names; of more, the first."""
 
 
 def measure_step(job: Job | Graph, step: str | None = None) -> StepReport:
@@ -85,7 +87,7 @@ def measure_step(job: Job | Graph, step: str | None = None) -> StepReport:
         by_phase=by_phase(graphs, segments),
         by_module=by_module(graphs, segments),
         attributed=_attributed(job.graphs),
-        notes=list(dict.fromkeys([*job.notes, *_trace_notes(job.graphs, graphs), *unmatched])),
+        notes=list(dict.fromkeys([*job.notes, *_trace_notes(job.graphs, graphs, name), *unmatched])),
         profiling_overhead=max((graph.profiling_overhead for graph in graphs), default=1.0),
         unprofiled=_unprofiled(job.graphs),
         workings=Workings(tasks, timeline, path, with_earlier, segments, job=job, step=name),
@@ -225,7 +227,7 @@ def _without_kernels(graphs: list[Graph], ranks: list[RankReport]) -> list[str]:
     ]
 
 
-def _trace_notes(whole: list[Graph], cuts: list[Graph]) -> list[str]:
+def _trace_notes(whole: list[Graph], cuts: list[Graph], step: str | None) -> list[str]:
     """What traces lack, and on which ranks where not on all; kernels that only other steps lack are no caution."""
     ranks: dict[str, list[int]] = {}
     for graph, cut in zip(whole, cuts):
@@ -233,8 +235,20 @@ def _trace_notes(whole: list[Graph], cuts: list[Graph]) -> list[str]:
             if note.startswith(MISSING_KERNELS):
                 lost, launches = launches_without_kernels(cut.calls, cut.kernels)
                 note = note if lost > SEVERAL * launches else f"in other steps, {note}"
+            elif note.startswith(SEVERAL_DEVICES):
+                note += f"; they work for {_device_shares(graph, step)} of the step"
             ranks.setdefault(note, []).append(graph.rank)
     return [note if len(having) == len(whole) else f"{note} ({_named(having)})" for note, having in ranks.items()]
+
+
+def _device_shares(graph: Graph, step: str | None) -> str:
+    """For how much of a step each of a graph's devices is active, the most active first."""
+    start, end = step_window(graph, step)
+    kernels = kernels_in(graph, start, end)
+    device, every = kernels.stream >> STREAM_BITS, distinct(graph.kernels.stream >> STREAM_BITS)
+    active = (total(kernels.start[device == one], kernels.end[device == one]) for one in every)
+    shares = sorted((us / ((end - start) or 1.0) for us in active), reverse=True)
+    return ", ".join(f"{100 * share:.0f} %" for share in shares[:DEVICES_NAMED])
 
 
 def _without_partners(graphs: list[Graph], collectives: list[CollectiveTimes]) -> list[str]:

@@ -21,6 +21,7 @@ MAX_RANKS = 1 << 20
 """The most ranks that a job may have: a file with more is damaged or malicious."""
 MISSING_KERNELS = "kernels are missing: "
 MISSING_DEVICES = "not all devices are recorded: "
+SEVERAL_DEVICES = "several devices are shown as one: "
 ANOTHER_TIME = "the recorded step took another time: "
 """How the note begins on a prediction whose range does not hold what was measured."""
 CAUTIONS = (
@@ -41,6 +42,7 @@ CAUTIONS = (
     "most device time is left out: ",
     MISSING_KERNELS,
     MISSING_DEVICES,
+    SEVERAL_DEVICES,
 )
 """How notes begin that headlines show: another step may have been sketched than the one that would run, or its time is
 mostly guessed."""

@@ -33,6 +33,9 @@ LAUNCH, SYNC, WAIT_EVENT, RECORD_EVENT, OTHER_CALL = range(5)
 COMPUTE, COPY, SET, COLLECTIVE = range(4)
 """Kinds of device work."""
 
+STREAM_BITS = 16
+"""Bits of a lane's number that are the stream's, where a trace has several devices; those above are the device's."""
+
 SIGMAS_TO_P90 = 1.2816
 """Standard deviations from the median to the 10th and the 90th percentile of a normal distribution."""
 
@@ -138,6 +141,8 @@ class OpTable(Table):
     """Creates the op of a source row, with its arguments; None where the source has no arguments."""
     record: Longs | None = None
     """The profiler's record id of each call, equal in all traces taken at once; -1 or None where unknown."""
+    stream: Ints | None = None
+    """The stream that was current at each op; None where the source does not say, as traces."""
 
     def __getitem__(self, row: int) -> Op:
         return self._op(*[column.item(row) for column in self._columns()])
@@ -182,6 +187,7 @@ class OpTable(Table):
             names=names,
             modules=modules,
             source=np.arange(count, dtype=np.int32),
+            stream=column((op.stream for op in ops), np.int32),
             detail=partial(_copied, ops),  # which can be sent to another process
         )
 

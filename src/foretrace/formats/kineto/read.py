@@ -18,7 +18,7 @@ from foretrace.formats.kineto.events import read_events
 from foretrace.formats.kineto.tables import Clock, activity_table, call_table, kernel_table, op_table, shared_ids
 from foretrace.formats.values import dtype_name
 from foretrace.graph import CallTable, Collective, ForetraceError, Graph, KernelTable, OpTable, Span, tensors_in
-from foretrace.graph.graph import MISSING_KERNELS
+from foretrace.graph.graph import MISSING_KERNELS, SEVERAL_DEVICES
 from foretrace.graph.op import ITEMSIZE
 from foretrace.graph.operators import collective_kind
 from foretrace.graph.tables import CALL, COLLECTIVE, SEVERAL, Floats, distinct, launches_without_kernels
@@ -212,7 +212,9 @@ def _notes(graph: Graph, columns: Columns) -> list[str]:
     several = [str(device) for device in devices if (used == device).mean() > OTHER_DEVICE]
     if len(several) > 1:
         which = ", ".join(several[:MAX_DEVICES]) + (", …" if len(several) > MAX_DEVICES else "")
-        notes.append(f"the trace holds work of {len(several)} devices ({which}): active is when any of them works")
+        notes.append(
+            f"{SEVERAL_DEVICES}the trace holds work of {len(several)} ({which}), and active is when any of them works"
+        )
     notes += _contradictions(graph)
     ambiguous = np.append(shared_ids(graph.calls), False)[graph.kernels.call] & (graph.kernels.op < 0)
     if ambiguous.any():

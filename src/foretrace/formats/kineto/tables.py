@@ -25,6 +25,7 @@ from foretrace.graph.tables import (
     NODE,
     OTHER_CALL,
     RECORD_EVENT,
+    STREAM_BITS,
     SYNC,
     WAIT_EVENT,
     ActivityTable,
@@ -276,9 +277,9 @@ def _lanes(device: Longs, stream: Longs) -> Ints:
     >>> _lanes(np.array([0, 0]), np.array([7, 22])).tolist(), _lanes(np.array([0, 1]), np.array([7, 7])).tolist()
     ([7, 22], [7, 65543])
     """
-    small = bool(((stream >= 0) & (stream < 2**16)).all())
+    small = bool(((stream >= 0) & (stream < 1 << STREAM_BITS)).all())
     if len(distinct(device)) <= 1 and small:
         return stream.astype(np.int32)
     device = np.unique(device, return_inverse=True)[1]
     stream = stream if small else np.unique(stream, return_inverse=True)[1]
-    return (device * 2**16 + stream).astype(np.int32)
+    return ((device << STREAM_BITS) + stream).astype(np.int32)
