@@ -50,6 +50,24 @@ def test_workspaces_stay_from_their_first_use_on() -> None:
     assert found.reserved == 104 * MIB and found.by_kind[WORKSPACES] == 64 * MIB
 
 
+def test_what_was_freed_on_one_stream_is_not_reused_on_another() -> None:
+    first, second = Storage(1, 30 * MIB, "cuda:0", birth=0, death=1), Storage(2, 30 * MIB, "cuda:0", birth=1, death=2)
+
+    def reserved(stream: int) -> int:
+        ops = OpTable.of([Op("aten::mul"), Op("aten::mul", stream=stream), Op("aten::mul")])
+        found = simulate_memory([Graph(ops, storages={0: WEIGHT, 1: first, 2: second})])
+        assert found is not None
+        return found.reserved
+
+    assert reserved(0) == 70 * MIB and reserved(7) == 100 * MIB
+
+
+def test_calls_of_a_trace_are_not_decoded_for_streams_that_it_does_not_have() -> None:
+    graph, decoded = step(WEIGHT, Storage(1, 30 * MIB, "cuda:0", birth=0, death=2), phases=("forward",) * 3), []
+    graph.ops.stream, graph.ops.detail = None, lambda row: decoded.append(row) or Op("aten::mul")
+    assert simulate_memory([graph]) is not None and not decoded
+
+
 def test_steps_of_growing_sizes_fragment() -> None:
     sizes = (20, 24, 28, 32)
     steps = [step(WEIGHT, Storage(1, size * MIB, "cuda:0", birth=0, death=1)) for size in sizes]

@@ -152,13 +152,13 @@ class _Step:
                 births.setdefault(birth, []).append(index)
             if death >= 0:
                 deaths.setdefault(death, []).append(index)
-        stream = _streams(graph)
+        stream = np.zeros(len(graph.ops), np.int32) if graph.ops.stream is None else graph.ops.stream
         inside = inside_ops(graph)
         rows = np.flatnonzero(inside).tolist()
         return cls(
             held=by_id,
             kinds=[named[number] for number in by_id.id.tolist()],
-            streams=[stream[birth] if 0 <= birth < len(stream) else 0 for birth in by_id.birth.tolist()],
+            streams=[int(stream[birth]) if 0 <= birth < len(stream) else 0 for birth in by_id.birth.tolist()],
             # Numbers are given in the order of first use.
             first_use=np.maximum(np.maximum.accumulate(by_id.birth), 0) if len(by_id) else by_id.birth,
             births=births,
@@ -175,11 +175,6 @@ class _Step:
     def rows(self, extra: Iterable[int]) -> Iterator[int]:
         """Rows at which something is allocated or freed, in order."""
         yield from sorted({*self.births, *self.deaths, *self.inside, *extra})
-
-
-def _streams(graph: Graph) -> list[int]:
-    """Stream of each op."""
-    return [op.stream for op in graph.ops] if graph.storages else []
 
 
 class _Run:
