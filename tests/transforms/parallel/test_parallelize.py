@@ -17,7 +17,7 @@ import foretrace as ft
 from foretrace.graph import ForetraceError, Job
 from foretrace.record.sketch.sketch import sketch
 from foretrace.transforms.parallel.parallelize import RankMesh, parallelize
-from tests.transforms.parallel.steps import gpt_step
+from tests.transforms.parallel.steps import gpt_step, told
 from tests.transforms.parallel.test_tensor import Block
 
 
@@ -201,3 +201,39 @@ def test_forward_and_backward_alone_are_shared_as_those_of_a_whole_step(ways: di
         assert calls[0] == calls[1]
         assert [(c.kind, c.nbytes) for c in ours.collectives] == [(c.kind, c.nbytes) for c in theirs.collectives]
         assert not any(op.name.startswith("foretrace::") for op in ours.ops)
+
+
+def accumulating(rounds: int, batch: int, updates: int = 1) -> Callable[[], None]:
+    """A step that adds gradients up over several batches; or, with as many updates, does not."""
+    with torch.device("cuda"):
+        model = nn.Sequential(*(Block() for _ in range(4)))
+        batches = [torch.randn(batch, 32, 64) for _ in range(rounds)]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        for number, batch_of_round in enumerate(batches, 1):
+            (model(batch_of_round).square().mean() / rounds).backward()
+            if number * updates % rounds == 0:
+                optimizer.step()
+
+    return step
+
+
+@pytest.mark.parametrize(
+    "ways", [{}, {"pipeline": 2}, {"pipeline": 2, "schedule": "zb-h1"}, {"pipeline": 2, "data": 2, "tensor": 2}]
+)
+def test_rounds_of_gradient_accumulation_are_microbatches(ways: dict[str, Any]) -> None:
+    twice = parallelize(sketch(partial(accumulating, 2, 4), device="cuda"), microbatches=2, **ways)
+    once = parallelize(sketch(partial(accumulating, 1, 8), device="cuda"), microbatches=4, **ways)
+    for ours, theirs in zip(twice.graphs, once.graphs, strict=True):
+        assert told(ours) == told(theirs)
+        assert [(c.kind, c.nbytes) for c in ours.collectives] == [(c.kind, c.nbytes) for c in theirs.collectives]
+    assert "2 microbatches in each of its 2 rounds of gradient accumulation" in " ".join(twice.graphs[0].notes)
+    assert ft.predict(twice, on="h200").step_ms > 0
+
+
+def test_a_step_of_several_updates_has_no_microbatches() -> None:
+    step = sketch(partial(accumulating, 2, 4, 2), device="cuda")
+    with pytest.raises(ForetraceError, match="goes forward and backward 2 times, and updates weights in between"):
+        parallelize(step, pipeline=2, microbatches=2)

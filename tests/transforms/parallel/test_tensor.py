@@ -307,3 +307,39 @@ def test_optimizer_states_of_untied_embeddings_are_split_with_them(sequence: boo
     assert updates
     assert tables == {(256, 64)}
     assert not any("whole" in note for note in split.notes)
+
+
+class SharedKeys(Block):
+    """Queries of four heads, and keys and values of one, which can't be divided; the layers after it can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.kv, self.out = nn.Linear(64, 64), nn.Linear(64, 32), nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        given = self.before(x)
+        q = self.q(given).unflatten(-1, (-1, 16)).transpose(1, 2)
+        k, v = self.kv(given).unflatten(-1, (-1, 16)).transpose(1, 2).chunk(2, 1)
+        scores = (q @ k.transpose(-2, -1)).softmax(-1) * k.square().mean(-1).unsqueeze(-2)
+        x = x + self.out((scores @ v).transpose(1, 2).flatten(-2))
+        return x + self.down(nn.functional.gelu(self.up(self.between(x))))
+
+
+def shared_keys_step() -> Callable[[], None]:
+    with torch.device("cuda"):
+        table = nn.Embedding(512, 64)
+        blocks, head = nn.Sequential(SharedKeys(), SharedKeys()), nn.Linear(64, 512, bias=False)
+        ids = torch.randint(0, 512, (8, 32))
+    head.weight = table.weight
+
+    def step() -> None:
+        nn.functional.cross_entropy(head(blocks(table(ids))).flatten(0, 1), ids.flatten()).backward()
+
+    return step
+
+
+def test_what_can_not_be_split_leaves_tied_embeddings_split() -> None:
+    split = tensor_parallel(sketch(shared_keys_step, device="cuda"), 4)
+    (lookup,) = [op for op in split.ops if op.name == "aten::embedding"]
+    assert lookup.tensors[0].shape == (128, 64)
+    assert any("whole" in note for note in split.notes)

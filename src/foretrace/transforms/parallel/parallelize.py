@@ -23,6 +23,7 @@ from foretrace.transforms.parallel.schedules import (
     check_schedule,
     chunks_of,
     data_tensors,
+    first_round,
     microbatch_of,
 )
 from foretrace.transforms.parallel.splitting import preexisting_tensors
@@ -285,6 +286,8 @@ class _ParallelJob:
         self._draft = draft_of(graph, "parallelize")
         self._experts: set[int] = set()
         """Storages of the experts' gradients."""
+        self._rounds = 1
+        """Rounds over which the given step adds up gradients, each of as many microbatches as were asked for."""
         if COMPILED_REGION in graph.ops.names.items and (
             config.shards or config.world > config.data or config.splits or config.experts > 1
         ):
@@ -299,6 +302,9 @@ class _ParallelJob:
         """The job."""
         config, mesh, draft = self._config, self._mesh, self._draft
         calls, ops = draft.calls, draft.ops
+        if config.splits:
+            rows, self._rounds = first_round(ops, draft.graph.source)
+            calls, ops = [calls[row] for row in rows], [ops[row] for row in rows]
         if config.context > 1:
             ops = split_sequences(ops, config.context, config.context_kind, draft.graph.source)
         if config.splits:
@@ -318,7 +324,7 @@ class _ParallelJob:
         staged = [calls]
         if config.splits:
             firsts = tuple(mesh.at(stage) for stage in range(config.pipeline))
-            shape = config.microbatches, config.schedule, config.chunks
+            shape = config.microbatches * self._rounds, config.schedule, config.chunks
             staged = split_stages(draft, calls, firsts, *shape, config.full_sums)
         graphs = []
         for stage, ours in enumerate(staged):
@@ -396,11 +402,12 @@ class _ParallelJob:
             elif config.replicas > 1:
                 parts.append("one bucket" if config.bucket_mb == inf else f"buckets of {config.bucket_mb:g} MB")
             notes.append(", ".join([*parts, "made from the step of one rank"]))
+        each = f" in each of its {self._rounds} rounds of gradient accumulation" if self._rounds > 1 else ""
         if config.pipeline > 1:
             chunks = chunks_of(config.schedule, config.chunks)
             several = f", {chunks} chunks of blocks each" if chunks > 1 else ""
             kind = f"a pipeline of {config.pipeline} stages ({config.schedule}{several})"
-            notes.append(f"{kind} over {config.microbatches} microbatches was added to the step")
+            notes.append(f"{kind} over {config.microbatches} microbatches{each} was added to the step")
         elif config.microbatches > 1:
-            notes.append(f"gradient accumulation over {config.microbatches} microbatches was added to the step")
+            notes.append(f"gradient accumulation over {config.microbatches} microbatches{each} was added to the step")
         return notes

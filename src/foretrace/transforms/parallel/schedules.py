@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from foretrace.graph import ForetraceError, Op, Tensor
+from foretrace.transforms.blocks import block_index, repeated_blocks
 from foretrace.transforms.parallel.split_rules import KEEPS_STATISTICS, RULES, by_sample
 from foretrace.transforms.parallel.splitting import (
     PARTIAL,
@@ -157,6 +158,45 @@ def check_schedule(schedule: str, stages: int, microbatches: int, chunks: int) -
         raise ForetraceError(f"schedule zbv has two chunks per stage, not {chunks}", "Leave out chunks.")
     if schedule not in ("interleaved", ZERO_BUBBLE_V) and chunks > 1:
         raise ForetraceError(f"schedule {schedule} has no chunks", "Give schedule='interleaved'.")
+
+
+def accumulation_rounds(ops: Sequence[Op], blocks: Sequence[str]) -> list[range]:
+    """The rows of each forward and backward that a step adds gradients up over; one of all if there is no update.
+
+    >>> step = [Op("aten::mm", phase=phase, module="net.0") for phase in 2 * ["forward", "backward"] + ["optimizer"]]
+    >>> accumulation_rounds(step, ["net.0"])
+    [range(0, 2), range(2, 4)]
+    """
+    begun, end = [0], 0
+    inside = {module: block_index(module, blocks) >= 0 for module in {op.module for op in ops}}
+    for row, op in enumerate(ops):
+        if op.phase == "backward":
+            end = row + 1
+        elif op.phase == "forward" and end > begun[-1] and inside[op.module]:
+            begun.append(end)
+    return [range(*ends) for ends in zip(begun, [*begun[1:], end or len(ops)])]
+
+
+def first_round(ops: Sequence[Op], source: str = "") -> tuple[list[int], int]:
+    """The rows of a step that goes forward and backward once, and how often the given one does so, adding up gradients.
+
+    Steps that do not go through the same calls each time raise.
+    """
+    blocks = repeated_blocks(ops)
+    rounds = accumulation_rounds(ops, blocks)
+    calls = [
+        [(op.name, [t.shape for t in op.tensors]) for op in ops[rows.start : rows.stop]
+         if op.phase == "forward" and block_index(op.module, blocks) >= 0]
+        for rows in rounds
+    ]  # fmt: skip
+    updates = any(op.phase == "optimizer" for op in ops[: rounds[-1].stop])
+    if len(rounds) > 1 and (updates or any(calls[0] != others for others in calls[1:])):
+        what = "updates weights in between" if updates else "makes other calls in some of them"
+        raise ForetraceError(
+            f"{source or 'the graph'} goes forward and backward {len(rounds)} times, and {what}",
+            "Microbatches and stages are made of a step that does so once, or that only adds up gradients.",
+        )
+    return [*rounds[0], *range(rounds[-1].stop, len(ops))], len(rounds)
 
 
 def microbatch_of(ops: Sequence[Op], count: int, source: str = "") -> list[Op]:

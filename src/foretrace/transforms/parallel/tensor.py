@@ -123,7 +123,9 @@ class _Plan:
 
     def leave_whole(self, splitting: Splitting, error: ConflictError) -> None:
         """Leave the weight whole whose split led to a conflict; raises if there is none."""
-        causes = [splitting.origin.get(key_of(t), -1) for t in (error.tensor, *error.op.tensors)]
+        # Those that are split by now first: an origin is kept when what came of it is reduced.
+        tensors = sorted((error.tensor, *error.op.tensors), key=lambda tensor: splitting.state(tensor) is None)
+        causes = [splitting.origin.get(key_of(tensor), -1) for tensor in tensors]
         cause = next((storage for storage in causes if storage >= 0 and storage not in self.whole), None)
         final = error.op.name in LINEAR or "divisible" in error.why or "followed" in error.why
         self.first_conflict = self.first_conflict or error
