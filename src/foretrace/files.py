@@ -147,7 +147,7 @@ def read_error(path: Path, error: OSError) -> ForetraceError:
     if isinstance(error, FileNotFoundError):
         return ForetraceError(f"{path} does not exist", "Check the path.")
     if isinstance(error, IsADirectoryError):
-        return ForetraceError(f"{path} is a folder, not a trace", "Name a file in it.")
+        return ForetraceError(f"{path} is a folder", "Name a file in it.")
     return ForetraceError(f"{path} can't be read ({error.strerror or error})", "Check its permissions.")
 
 

@@ -57,6 +57,7 @@ PLAN = OutputKind("a sharding plan", "plan.json", re.compile(rb'\{\s*"version": 
 SNAPSHOT = OutputKind("a memory snapshot", "memory.pickle", re.compile(rb"\x80\x04.{1,64}segments", re.S))
 BASELINE = OutputKind("a baseline", "perf.json", re.compile(rb'\{\s*"format": "foretrace baseline"'))
 MARKDOWN = OutputKind("a comment", "gate.md", re.compile(rb"<!-- foretrace gate -->"))
+STACK = OutputKind("a stack", "stack.json", re.compile(rb'\{\s*"name": [^\n]*\s*"provenance": [^\n]*\s*"gemm": '))
 CHAKRA = OutputKind("a Chakra trace", "chakra.0.et", re.compile(rb".{1,64}rank.{1,64}world.{1,4096}origin_ns", re.S))
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 
 def test_plans_are_listed_with_how_to_apply_them(foretrace, script):
     ran = foretrace("advise", script, "--on", "h200", "--world", "1", "--json")
@@ -23,3 +25,18 @@ def test_a_target_that_no_plan_reaches_names_the_nearest_and_what_stands_in_the_
     assert odd.code == 2 and "no plan divides 7 samples between 3 GPUs" in odd.err
     unknown = foretrace("advise", script, "--set", "speed=9")
     assert unknown.code == 2 and "setting" in unknown.err
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--memory", "nan", "--memory: nan is no number"),
+        ("--memory", "inf", "nothing fits in inf GiB"),
+        ("--price", "nan", "--price: nan is no number"),
+        ("--price", "-1", "-1 is no price of a GPU hour"),
+        ("--seconds", "nan", "--seconds: nan is no number"),
+    ],
+)
+def test_numbers_that_are_none_are_refused(foretrace, script, option, value, said):
+    ran = foretrace("advise", script, option, value)
+    assert ran.code == 2 and said in ran.err

@@ -109,10 +109,11 @@ def test_when_stopped_it_says_how_to_go_on(foretrace, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--minutes", "nan"), "--minutes nan is no time to measure in. Give a number above 0"),
+        (("--minutes", "nan"), "invalid value for --minutes: nan is no number"),
         (("--minutes", "0"), "--minutes 0 is no time to measure in"),
         (("--minutes", "-1"), "not in the range"),
         (("--for", "train.py", "--family", "matrix"), "with --for no families are measured"),
+        (("--prior", "nope"), "no platform is called 'nope'"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_is_measured(foretrace, tmp_path, asked, options, said):

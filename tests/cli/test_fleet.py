@@ -74,6 +74,8 @@ def test_bad_input_is_one_line(foretrace, store, tmp_path):
         (("suite", store, "--out", tmp_path / "s", "--budget", "soon"), "is no budget"),
         (("suite", store, "--out", tmp_path / "s", "--size", 2, "--budget", "9 s"), "leave out --size"),
         (("drift", store, tmp_path / "none"), "does not exist"),
+        (("hang", tmp_path / "none"), "does not exist"),
+        (("whatif", store, "--weeks", "nan"), "--weeks: nan is no number"),
     ):
         done = foretrace("fleet", *arguments)
         assert done.code == 2 and why in done.err and done.err.count("\n") == 1, done.err

@@ -146,6 +146,7 @@ def test_an_unknown_option_is_a_usage_error(foretrace):
         (["predict"], "foretrace: missing argument 'WHAT'. `foretrace predict --help` shows what it takes.\n"),
         (["frob"], "foretrace: no such command 'frob'. `foretrace --help` shows what it takes.\n"),
         (["show", "--ranks", "all", "x"], "foretrace: invalid value for --ranks: 'all' names no ranks"),
+        (["whatif", "x", "--set"], "foretrace: option '--set' requires an argument. `foretrace whatif --help`"),
         (["platform", "frob"], "foretrace: no such command 'frob'. `foretrace platform --help`"),
     ],
 )

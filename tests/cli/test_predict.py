@@ -164,11 +164,24 @@ def test_a_script_that_fails_shows_its_own_frames_and_no_others(foretrace, tmp_p
         ([""], "empty"),
         ([RECORDING, "--on", "abacus"], "abacus"),
         ([RECORDING, "--step", "ProfilerStep#99"], "ProfilerStep#99"),
+        ([RECORDING, "--on", __file__], "is no platform: one is a folder, or a GPU's file"),
+        (["--", "torchrun"], "`torchrun` names no Python script"),
+        (["--", "python", "-m", "nowhere_at_all"], "no module nowhere_at_all is found. Start Foretrace where"),
     ],
 )
 def test_what_is_not_there_is_named(foretrace, words, said):
     ran = foretrace("predict", *words)
-    assert ran.code == 2 and said in ran.err and "Traceback" not in ran.err
+    assert ran.code == 2 and said in ran.err and ran.err.count("\n") == 1
+
+
+def test_a_folder_that_is_called_as_a_script_is_named(foretrace, tmp_path):
+    folder = tmp_path / "train.py"
+    folder.mkdir()
+    assert foretrace("predict", folder).err == f"foretrace: {folder} is a folder, not a script. Give a script in it.\n"
+
+
+def test_a_script_is_no_trace_and_the_error_says_what_takes_it(foretrace, script):
+    assert f"foretrace predict {script}" in foretrace("show", script).err
 
 
 def test_a_trace_without_shapes_says_how_to_get_them(foretrace, trace):
@@ -265,6 +278,8 @@ def test_settings_of_the_allocator_are_taken_or_refused(foretrace):
     assert reserved("expandable_segments:True") != reserved("")
     ran = foretrace("predict", RECORDING, "--on", "h200", "--alloc-conf", "expandable_segments:maybe")
     assert ran.code == 2 and "can't be 'maybe'" in ran.err
+    ran = foretrace("predict", RECORDING, "--on", "h200", "--alloc-conf", "expandable_segments")
+    assert ran.code == 2 and "no option of the allocator with its value" in ran.err
 
 
 def test_a_step_that_does_not_fit_says_what_would(foretrace):

@@ -57,6 +57,7 @@ def test_the_tables_of_a_recording_are_placed_with_its_dense_part(foretrace):
         (["--memory", "0.0001"], "fits on no rank"),
         (["--fabric", "nowhere"], "no fabric is called"),
         (["--memory", "-1"], "can't have -1.0 GB"),
+        (["--batch", "99999999999999999"], "a batch can't have 99,999,999,999,999,999 samples"),
     ],
 )
 def test_impossible_options_are_refused_in_one_line(foretrace, tables, options, said):
@@ -78,6 +79,13 @@ def test_a_world_that_the_fabric_cannot_hold_is_refused(foretrace, tables, tmp_p
     ran = foretrace("shard", tables, "--world", 8, "--fabric", tmp_path / "pair.json")
     assert ran.code == 2
     assert "pair was not measured between nodes, and 8 ranks are on 4" in ran.err
+
+
+def test_a_file_that_is_no_list_and_no_step_is_refused(foretrace, tmp_path):
+    path = tmp_path / "tables.txt"
+    path.write_text("name,rows,dim\nusers,1000,64\n")
+    ran = foretrace("shard", path, "--world", 2)
+    assert ran.code == 2 and "Lists of tables end in .csv" in ran.err and ran.err.count("\n") == 1
 
 
 def test_a_wrong_line_is_named(foretrace, tmp_path):

@@ -38,6 +38,11 @@ def test_rows_that_are_fewer_than_the_histogram_wants_are_hit_more_often():
     assert told.histogram.argmax() == 6
 
 
+def test_rows_that_are_hit_more_often_than_a_histogram_counts_are_in_its_last_bin():
+    told = accesses(Table("t", 100, 8), 10**15)
+    assert told.histogram.argmax() == len(told.histogram) - 1 and told.histogram.sum() == 100
+
+
 def test_a_table_that_is_hardly_looked_up_has_few_hits():
     assert accesses(Table("t", 100, 8, pooling=0.0), 0.0).unique <= 1
 

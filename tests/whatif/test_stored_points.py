@@ -250,3 +250,8 @@ def made() -> Callable[[str], str]:
 
     examples = Path(__file__).resolve().parents[2] / "examples"
     return lambda name: step_digest(read(examples / name))
+
+
+def test_points_go_to_a_folder_that_is_made_for_them(tmp_path: Path) -> None:
+    out = tmp_path / "new" / "points.jsonl"
+    assert swept(script(tmp_path / "train.py"), [3], out)[0] == 1 and out.is_file()

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from foretrace.cli.options import OtherFabric, PerNode, Platform, What, what_of
+from foretrace.cli.options import OtherFabric, PerNode, Platform, What, memory_limit, what_of
 from foretrace.cli.progress import progress_bar
 from foretrace.report import Format, show
 
@@ -69,7 +69,7 @@ def advise(
     wanted = Goal.fewest if target is not None and goal is Goal.fastest else goal
     with progress_bar() as on_progress:
         found = search(
-            what, on, world, wanted.value, _milliseconds(target), round(memory * 2**30) if memory is not None else None,
+            what, on, world, wanted.value, _milliseconds(target), memory_limit(memory),
             price, fabric, gpus_per_node, top, seconds, samples, sets or (), workers, ray, on_progress,
         )  # fmt: skip
 

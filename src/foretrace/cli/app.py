@@ -6,6 +6,7 @@ import errno
 import functools
 import inspect
 import io
+import math
 import os
 import shutil
 import sys
@@ -107,6 +108,9 @@ def with_output_options(function: Any) -> Any:
 
     @functools.wraps(function)
     def call(*args: Any, quiet: bool, json: bool = False, csv: bool = False, **kwargs: Any) -> Any:
+        for name, value in kwargs.items():
+            if isinstance(value, float) and math.isnan(value):
+                raise typer.BadParameter("nan is no number", param_hint=f"--{name.replace('_', '-')}")
         if csv and json:
             raise typer.BadParameter("is another format than --json: give one of them", param_hint="--csv")
         if prints:
@@ -188,7 +192,8 @@ def print_usage_error(error: Any) -> None:
     if text.startswith("Usage:"):
         print(text, file=sys.stderr)
     else:
-        command = error.ctx.command_path if error.ctx else "foretrace"
+        named = next((word for word in sys.argv[1:2] if word in SUBCOMMANDS), "")
+        command = error.ctx.command_path if error.ctx else f"foretrace {named}".rstrip()
         advice = f"`{command} --help` shows what it takes"
         meant = next((SYNONYMS[word.strip(":,")] for word in text.split() if word.strip(":,") in SYNONYMS), None)
         if meant and text.startswith("No such option"):

@@ -117,14 +117,16 @@ def calibrate(
     from foretrace.cost_models.kernels.families import check_families
     from foretrace.errors import ForetraceError
     from foretrace.platform.platform import check_out
-    from foretrace.platform.prior import AUTO
-    from foretrace.platform.registry import CPU, user_platforms
+    from foretrace.platform.prior import AUTO, NONE
+    from foretrace.platform.registry import CPU, REFERENCE, load_platform, user_platforms
 
     options = {
         "--minutes": minutes, "--on": on, "--family": family, "--for": like, "--raw": raw, "--prior": prior,
     }  # fmt: skip
     _check(what, {**options, "DIR": tables, "--from": source, "--gpu": gpu})
     check_families(family or ())
+    if prior not in (None, AUTO, NONE):
+        load_platform(prior, host=REFERENCE)  # before anything is measured
     if out is None and what is not What.CPU:
         raise ForetraceError("--out is missing", "Name the platform's folder: foretrace calibrate --out my-platform.")
     out = out or user_platforms() / CPU

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from foretrace.cli.options import StackName, Top
+from foretrace.cli.options import StackName, Top, check_outputs
 from foretrace.report import Format, show
 
 
@@ -28,13 +28,11 @@ def check_table(
     from foretrace._progress import Progress
     from foretrace.cli.progress import progress_bar
     from foretrace.errors import ForetraceError
-    from foretrace.output import check_writable
     from foretrace.whatif.step_table import check_table as checked
 
     if out is not None and not fit:
         raise ForetraceError("--out is for a fitted stack", "Give --fit too, for instance --fit 1.")
-    if out is not None:
-        check_writable(out)
+    check_outputs([table, stack], stack=out)
     with progress_bar() as on_progress:
         name = out.stem if out else "fitted"
         result = checked(table, stack, fit, name, lambda what: on_progress(Progress(what)))

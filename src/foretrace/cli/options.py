@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 DELAY_S = 1.0
 """What takes no longer is not said."""
 
+GIBIBYTE = 1 << 30
+
 What = Annotated[
     list[str],
     typer.Argument(
@@ -147,15 +149,29 @@ def what_of(words: list[str]) -> str:
     >>> what_of(["run"]), what_of(["python", "train.py", "--name", "a b"])
     ('run', "python train.py --name 'a b'")
     """
-    if len(words) == 1:
-        return words[0]
     import shlex
 
-    from foretrace.record.command import parse_command
+    from foretrace.record.command import is_launcher, parse_command
+
+    if len(words) == 1 and not (is_launcher(words[0]) and not Path(words[0]).exists()):
+        return words[0]
 
     command = shlex.join(words)
     parse_command(command)
     return command
+
+
+def memory_limit(gibibytes: float | None) -> int | None:
+    """The bytes of ``--memory``.
+
+    >>> memory_limit(0.5)
+    536870912
+    """
+    if gibibytes is None:
+        return None
+    if not 0 < gibibytes < float("inf"):
+        raise typer.BadParameter(f"nothing fits in {gibibytes:g} GiB; write it like 80", param_hint="--memory")
+    return round(gibibytes * GIBIBYTE)
 
 
 def print_frames(error: Exception) -> None:
@@ -193,6 +209,7 @@ def check_outputs(inputs: Iterable[str | Path | None], chakra: Path | None = Non
         PAGE,
         PLAN,
         SNAPSHOT,
+        STACK,
         TIMELINE,
         check_output,
         check_writable,
@@ -200,9 +217,9 @@ def check_outputs(inputs: Iterable[str | Path | None], chakra: Path | None = Non
 
     kinds = {
         "html": PAGE, "trace": TIMELINE, "perfetto": TIMELINE, "plan": PLAN, "points": None, "memory_viz": SNAPSHOT,
-        "baseline": BASELINE, "markdown": MARKDOWN,
+        "baseline": BASELINE, "markdown": MARKDOWN, "stack": STACK,
     }  # fmt: skip
-    options = {"plan": "--out", "points": "--out"}
+    options = {"plan": "--out", "points": "--out", "stack": "--out"}
     written = [
         Output(options.get(name, f"--{name.replace('_', '-')}"), path, kinds[name])
         for name, path in outputs.items()

@@ -17,13 +17,13 @@ from foretrace.cli.options import (
     Top,
     What,
     check_outputs,
+    memory_limit,
     what_of,
     with_recorded_batch,
 )
 from foretrace.cli.progress import progress_bar
 from foretrace.report import Format, show
 
-GIBIBYTE = 2**30
 Value = TypeVar("Value")
 
 
@@ -72,10 +72,9 @@ def sweep(
     pairs = [*(_split(text, batch_was) for text in sets or ()), *worlds]
     values = _once("--set", pairs, "write all its values at once, like batch=256,512")
     prices = _once("--price", [_price(text) for text in price or ()], "a platform has one price")
-    limit = None if memory is None else _limit(memory)
     with progress_bar() as on_progress:
         found = predict_all(
-            what, platforms(on), values, prices, limit, out, workers, ray, fabric, gpus_per_node,
+            what, platforms(on), values, prices, memory_limit(memory), out, workers, ray, fabric, gpus_per_node,
             drop_gaps, on_progress,
         )  # fmt: skip
 
@@ -107,12 +106,6 @@ def _once(option: str, pairs: Sequence[tuple[str, Value]], advice: str) -> dict[
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise typer.BadParameter(f"{twice} is given twice; {advice}", param_hint=option)
     return dict(pairs)
-
-
-def _limit(gibibytes: float) -> int:
-    if not 0 < gibibytes < float("inf"):
-        raise typer.BadParameter(f"no point fits in {gibibytes:g} GiB; write it like 80", param_hint="--memory")
-    return round(gibibytes * GIBIBYTE)
 
 
 def _split(text: str, batch_was: int | None) -> tuple[str, list[str]]:

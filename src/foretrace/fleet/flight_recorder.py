@@ -157,6 +157,8 @@ def find_hang(paths: Sequence[Path]) -> Hang:
 
 
 def _dumps(path: Path) -> list[Path]:
+    if not path.exists():
+        raise ForetraceError(f"{path} does not exist", "Check the path.")
     if not path.is_dir():
         return [path]
     found = sorted(file for file in path.iterdir() if file.is_file() and _RANK.search(file.name))

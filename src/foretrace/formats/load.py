@@ -212,6 +212,8 @@ def _traces(source: str, files: list[Path]) -> list[tuple[Path, str]]:
             advice = f"Export it: nsys export --type sqlite {files[0].name}, and give the file that this writes."
         if files[0].name.endswith(ARCHIVES):
             advice = "It is an archive: unpack it, and give what it holds."
+        if files[0].suffix == ".py":
+            advice = f"It is a script: foretrace predict {files[0]} predicts it, foretrace record records a run of it."
         raise ForetraceError(f"{files[0] if len(files) == 1 else source} is no trace that Foretrace reads", advice)
     return traces
 

@@ -189,6 +189,11 @@ def find_platform(name: str | Path) -> Path:
             "`foretrace calibrate cpu` measures it in some minutes, and keeps it under that name.",
         )
     names = sorted({CPU, *known, *device_files()})
+    if path.exists() and not path.is_dir():
+        raise ForetraceError(
+            f"{name} is no platform: one is a folder, or a GPU's file that ends in .json",
+            f"Name one of those, or one of these: {', '.join(names)}.",
+        )
     near = get_close_matches(str(name), names, n=3)
     meant = f"Did you mean {' or '.join(near)}? " if near else ""
     raise ForetraceError(

@@ -16,7 +16,7 @@ from foretrace.graph import Graph
 from foretrace.graph.op import HALF_DTYPES
 from foretrace.platform.device import ATTENTION
 from foretrace.platform.platform import Platform
-from foretrace.platform.typed_json import Positive, read_as, write
+from foretrace.platform.typed_json import Positive, as_text, read_as
 
 STACKS = Path(__file__).parent / "data" / "stacks"
 """Shipped stacks, a file each, fitted on published step times."""
@@ -80,7 +80,10 @@ class Stack:
 
     def write(self, path: Path) -> None:
         """Write it, so that ``--stack FILE`` takes it."""
-        write(path, asdict(self))
+        from foretrace.output import STACK, open_output  # most who read do not write
+
+        with open_output(path, STACK) as file:
+            file.write(as_text(asdict(self)))
 
     @property
     def changes(self) -> str:

@@ -58,11 +58,19 @@ def read_object(path: Path, advice: str = "Restore it.") -> dict[str, Any]:
 
 def write(path: Path, values: dict[str, Any]) -> None:
     """Write a JSON file, atomically."""
-    text = json.dumps(values, indent=1, allow_nan=False) + "\n"
     from foretrace.output import atomic_write  # most who read do not write
 
     with atomic_write(path) as file:
-        file.write(text.encode())
+        file.write(as_text(values))
+
+
+def as_text(values: dict[str, Any]) -> bytes:
+    """The object as the text of a JSON file.
+
+    >>> as_text({"name": "ours"})
+    b'{\\n "name": "ours"\\n}\\n'
+    """
+    return json.dumps(values, indent=1, allow_nan=False).encode() + b"\n"
 
 
 class FieldError(ValueError):

@@ -125,10 +125,10 @@ class Running:
         """The error, with the side effects that were prevented before it: it may follow from them."""
         notes = "".join(f" {note[:1].upper()}{note[1:]}." for note in self._effects.notes())
         frames = "".join(traceback.format_list(_users_frames(error)))
-        if self._script.program:
+        if self._script.program and self._path.is_file():
             if "start a process for" in notes:
                 advice = f"{OWN_RANKS} {advice}"
-            source = self._path.read_bytes().decode(errors="replace") if self._path.is_file() else ""
+            source = self._path.read_bytes().decode(errors="replace")
             frames += f"\n{suggested_step(source, self._path.name)}\n"
             advice = f"{advice.rstrip('.')}. Or add the function above, and predict it: foretrace predict {self._path}"
         return ScriptError(what, f"{advice.rstrip('.')}.{notes}", frames)

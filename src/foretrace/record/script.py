@@ -61,6 +61,8 @@ def sketch_script(
     """
     from foretrace.record.sketch_process import sketched
 
+    if script.is_dir():
+        raise ForetraceError(f"{script} is a folder, not a script", "Give a script in it.")
     if not script.is_file():
         raise ForetraceError(f"{script} does not exist", "Give a recording, a trace or a script.")
     check_source(script, function)

@@ -24,6 +24,7 @@ MIN_COLUMNS = 16
 COLUMN_SHARDS = (2, 4, 8)
 """Parts that the columns of a table are cut into."""
 MAX_WORLD = 4096
+MAX_BATCH = 10**9 - 1
 """Ranks for which a search still ends within its time."""
 
 
@@ -70,8 +71,10 @@ class Ranks:
         """Raise unless the values are possible."""
         if not 0 < self.world <= MAX_WORLD:
             raise ForetraceError(f"tables can't be placed on {self.world:,} ranks", f"Give from 1 to {MAX_WORLD:,}.")
-        if self.batch < 1:
-            raise ForetraceError(f"a batch can't have {self.batch} samples", "Give those of one rank, 1 or more.")
+        if not 0 < self.batch <= MAX_BATCH:
+            raise ForetraceError(
+                f"a batch can't have {self.batch:,} samples", f"Give those of one rank, 1 to {MAX_BATCH:,}."
+            )
         if self.per_node < 1:
             raise ForetraceError(f"a node can't have {self.per_node} ranks", "Give 1 or more.")
         if self.sent_as not in SENT_BYTES:

@@ -149,6 +149,8 @@ def _model(what: Sequence[Table] | Graph | Job | Module | str | Path, device: st
         from foretrace.api import as_job
         from foretrace.sharding.training_step import batch_of_graph, tables_of_graph
 
+        if isinstance(what, (str, Path)):
+            _check_kind(Path(what))
         job = as_job(what, device)
         step = job.graphs[0]
         return _Model(tables_of_graph(step), job.source, batch_of_graph(step), step)
@@ -161,6 +163,17 @@ def _model(what: Sequence[Table] | Graph | Job | Module | str | Path, device: st
     if not what:
         raise ForetraceError("there are no tables to shard", "Give at least one.")
     return _Model(what, f"{len(what)} tables")
+
+
+def _check_kind(path: Path) -> None:
+    """Refuse a file that is neither a list of tables, by its name, nor a trace or a script."""
+    from foretrace.formats.load import format_of
+
+    if path.is_file() and path.suffix != ".py" and format_of(path) is None:
+        raise ForetraceError(
+            f"{path} is neither a list of tables nor a step",
+            "Lists of tables end in .csv, .yaml or .yml. Or give a recording, a trace or a script.",
+        )
 
 
 def _at_batch(model: _Model, batch: int | None) -> tuple[_Model, list[str]]:

@@ -215,7 +215,7 @@ def _by_power_law(rows: int, exponent: float, ids: float) -> Accesses:
     histogram = np.zeros(HISTOGRAM_BINS)
     if exponent == 0:
         even = uniform_indices(rows, round(ids))
-        histogram[: len(even.reuse)] = even.reuse
+        np.add.at(histogram, np.minimum(np.arange(len(even.reuse)), HISTOGRAM_BINS - 1), even.reuse)
         return Accesses(ids, float(even.unique), histogram)
     edges = np.unique(np.round(np.geomspace(1, rows + 1, POWER_LAW_STEPS)))
     flat = 1 - exponent if abs(1 - exponent) > 1e-3 else 1e-3

@@ -23,6 +23,7 @@ LARGE_SEGMENT = 20 * MIB
 """A segment for an allocation of less than `MIN_LARGE`; larger ones get a segment of their own size."""
 MIN_LARGE = 10 * MIB
 ROUND_LARGE = 2 * MIB
+ALLOC_CONF_ADVICE = "It is written as in PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True,max_split_size_mb:128."
 ADDRESSES = 1 << 46
 """Address space of an expandable segment: it is never full."""
 
@@ -61,14 +62,15 @@ class AllocatorSettings:
         }
         found = {}
         for option in filter(None, (part.strip() for part in text.split(","))):
-            name, _, value = (part.strip() for part in option.partition(":"))
+            name, colon, value = (part.strip() for part in option.partition(":"))
+            if not colon:
+                raise ForetraceError(f"{name!r} is no option of the allocator with its value", ALLOC_CONF_ADVICE)
             if name in readers:
                 try:
                     found[name] = readers[name](value)
                 except (ValueError, KeyError):
                     raise ForetraceError(
-                        f"the allocator's option {name} can't be {value!r}",
-                        "It is written as in PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True,max_split_size_mb:128.",
+                        f"the allocator's option {name} can't be {value!r}", ALLOC_CONF_ADVICE
                     ) from None
         return cls(**found)  # type: ignore[arg-type]
 

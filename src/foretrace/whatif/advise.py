@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from foretrace._progress import OnProgress, Progress
 from foretrace.analysis.report import NotebookDocument
-from foretrace.api import as_job, predict
+from foretrace.api import as_job, check_price, predict
 from foretrace.errors import ForetraceError, check_count
 from foretrace.graph import MAX_RANKS, Graph, Job
 from foretrace.platform.registry import load_platform
@@ -103,7 +103,7 @@ def advise(
     workers, ray
         Processes that simulate plans, and the address of a Ray cluster, as in `foretrace.sweep`.
     """
-    _check(goal, target_ms, memory_limit, world, samples)
+    _check(goal, target_ms, memory_limit, world, samples, price)
     read_changes(fixed)
     where = load_platform(on, fabric=fabric)
     on_progress(Progress("reading"))
@@ -160,13 +160,17 @@ def _remarks(listed: Sequence[Plan], samples: int | None) -> Iterator[str]:
         yield "whether another batch trains as well is not predicted; --samples N keeps that of a step"
 
 
-def _check(goal: str, target_ms: float | None, memory_limit: int | None, world: int, samples: int | None) -> None:
+def _check(
+    goal: str, target_ms: float | None, memory_limit: int | None, world: int, samples: int | None, price: float | None
+) -> None:
     if goal not in GOALS:
         raise ForetraceError(f"there is no goal {goal!r}", f"There are {', '.join(GOALS)}.")
     if (goal == "fewest") != (target_ms is not None):
         raise ForetraceError("the goal fewest needs a target, and no other has one", "Give both: --target 250ms.")
     if memory_limit is not None and memory_limit <= 0:
         raise ForetraceError("no plan fits in no memory", "Give gibibytes, as in --memory 70.")
+    if price is not None:
+        check_price(price)
     check_count(world, "world", MAX_RANKS)
     if samples is not None:
         check_count(samples, "samples", 10**9)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -14,6 +16,7 @@ import numpy as np
 from foretrace.analysis.report import StepReport
 from foretrace.api import on_platform, read, with_fabric
 from foretrace.errors import ForetraceError
+from foretrace.files import read_bounded, read_error
 from foretrace.graph import Job
 from foretrace.platform.power import with_power_limit
 from foretrace.platform.registry import load_platform
@@ -25,6 +28,8 @@ from foretrace.whatif.grammar import read_changes, read_parallel
 
 NEEDED = ("model", "gpu", "ms")
 OPTIONAL = ("parallel", "set", "fabric", "gpus_per_node", "power_limit")
+MAX_TABLE_BYTES = 16 << 20
+"""No table of step times that someone measured is larger."""
 PROBE = 0.8
 """Factor by which each constant is changed to see what a step depends on."""
 PULL = 0.1
@@ -136,9 +141,11 @@ class TableCheck:
 def read_table(path: Path) -> list[TableRow]:
     """The rows of a CSV file; an error names the line that is wrong."""
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            lines = list(csv.DictReader(file))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        text = read_bounded(path, MAX_TABLE_BYTES, "a table of step times").decode("utf-8-sig")
+        lines = list(csv.DictReader(io.StringIO(text, newline="")))
+    except OSError as error:
+        raise read_error(path, error) from None
+    except (EOFError, UnicodeDecodeError, csv.Error, zlib.error) as error:
         raise ForetraceError(f"{path} can't be read ({error})", "Give a CSV file.") from None
     known = {*NEEDED, *OPTIONAL}
     found = [name for name in (lines[0] if lines else {}) if name]

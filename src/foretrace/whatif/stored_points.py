@@ -199,6 +199,7 @@ def append_points(out: Path, source: str, points: Iterable[Point], keys: Mapping
     entries = [{"source": source, "key": asdict(keys[point.platform]), "point": asdict(point)} for point in made]
     lines = [json.dumps(entry) + "\n" for entry in entries]
     try:
+        out.parent.mkdir(parents=True, exist_ok=True)
         ended = not out.exists() or not out.stat().st_size or out.read_bytes().endswith(b"\n")
         with out.open("a", encoding="utf-8") as file:
             file.write(("" if ended else "\n") + "".join(lines))
