@@ -93,6 +93,15 @@ def step():
     torch.ops.of_a_script.odd(torch.ones(4))
 """
 
+DECORATED = """
+import torch
+@torch.library.custom_op("of_a_script::even", mutates_args=())
+def even(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+def step():
+    even(torch.ones(4))
+"""
+
 
 @pytest.mark.parametrize(
     ("text", "said", "advice"),
@@ -109,6 +118,7 @@ def step():
         ),
         (f"raise RuntimeError('no libcuda.so.1')\n{NOTHING}", "libcuda", "only a real GPU has"),
         (HIDDEN, "the first error was ModuleNotFoundError: No module named 'wonders'", "install wonders here"),
+        (DECORATED, r"the output shapes of of_a_script\.even\.default are unknown", "torch.library.register_fake"),
         (OPERATOR, r"the output shapes of of_a_script\.odd\.default are unknown", "torch.library.register_fake"),
     ],
 )

@@ -118,3 +118,37 @@ def test_derivatives_in_forward_mode_are_sketched_where_scripts_run_as_eager_cod
         return lambda: torch.func.jvp(lambda given: layer(given).tanh(), (x,), (x,))
 
     assert "aten::tanh" in {op.name for op in sketch(build, device="cuda").ops}
+
+
+def test_nested_tensors_are_sketched_as_they_run() -> None:
+    def build(device: str) -> Callable[[], Any]:
+        model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.LayerNorm(8)).to(device)
+        rows = [torch.ones(length, 8, device=device) for length in (3, 5)]
+
+        def step() -> None:
+            model.zero_grad()
+            model(torch.nested.nested_tensor(rows, layout=torch.jagged)).values().square().mean().backward()
+
+        return step
+
+    step = build("cpu")
+    step()
+    with Watch() as watch:
+        step()
+    graph = sketch(lambda: build("cuda"), device="cuda")
+    assert calls(graph.ops) == calls(watch.ops)
+    assert {"aten::addmm", "aten::mm"} <= {op.name for op in graph.ops}
+
+
+@pytest.mark.parametrize("map_", ["householder", "cayley"])
+def test_parametrizations_that_check_their_weights_are_sketched(map_: str) -> None:
+    def build(device: str) -> Callable[[], Any]:
+        layer = torch.nn.utils.parametrizations.orthogonal(nn.Linear(8, 8), orthogonal_map=map_).to(device)
+        return lambda: layer(torch.ones(3, 8, device=device)).sum().backward()
+
+    step = build("cpu")
+    step()
+    with Watch() as watch:
+        step()
+    graph = sketch(lambda: build("cuda"), device="cuda")
+    assert calls(graph.ops) == calls(watch.ops) and not [note for note in graph.notes if "decisive" in note]

@@ -138,3 +138,11 @@ def test_in_inference_mode_calls_are_those_that_run_without_gradients():
 
     assert names(torch.inference_mode) == names(torch.no_grad)
     assert "aten::addmm" in names(torch.inference_mode)
+
+
+def test_calls_of_composite_ones_leave_the_context_as_it_is():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 4))
+    with torch.inference_mode(), Watch() as watch:
+        model(torch.ones(2, 4))
+        model(torch.ones(8).reshape(2, 4))
+    assert [op.module for op in watch.ops if op.name == "aten::addmm"] == 2 * ["Sequential.0", "Sequential.2"]

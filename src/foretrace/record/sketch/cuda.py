@@ -64,6 +64,7 @@ def pretended_cuda(fake_of: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[
         stack.enter_context(_attention_as_on_hopper())
         stack.enter_context(_all_functions_seen())
         stack.enter_context(_grouping_by_label(labels))
+        stack.enter_context(_subclasses_on_the_host())
         # Fake kernels ask this way whether a result has another layout on CUDA.
         kind = lambda tensor: labels.of(tensor).partition(":")[0]  # noqa: E731
         stack.enter_context(patch.object(_meta_registrations, "device_hint", kind))
@@ -122,7 +123,10 @@ def _all_functions_seen() -> Iterator[None]:
 
     def answer(original: Any, tensors_of: Callable[..., Any]) -> Any:
         def has_torch_function(*args: Any) -> bool:
-            return any(map(overrides, tensors_of(*args))) if active else original(*args)
+            if not active:
+                return bool(original(*args))
+            enabled: bool = torch._C._is_torch_function_enabled()
+            return enabled and any(map(overrides, tensors_of(*args)))
 
         return has_torch_function
 
@@ -159,6 +163,21 @@ def _grouping_by_label(labels: Labels) -> Iterator[None]:
         return groups
 
     with patch.object(torch._C, "_group_tensors_by_device_and_dtype", group):
+        yield
+
+
+@contextmanager
+def _subclasses_on_the_host() -> Iterator[None]:
+    """Let tensors that wrap others, as nested ones do, be made on the device where those truly are."""
+    make = torch.Tensor._make_wrapper_subclass
+
+    def on_host(value: Any) -> Any:
+        return torch.device(CPU) if isinstance(value, torch.device) and value.type == "cuda" else value
+
+    def made(*args: Any, **options: Any) -> Any:
+        return make(*map(on_host, args), **{name: on_host(value) for name, value in options.items()})
+
+    with patch.object(torch.Tensor, "_make_wrapper_subclass", staticmethod(made)):
         yield
 
 

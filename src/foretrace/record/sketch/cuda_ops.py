@@ -51,6 +51,10 @@ def attention(
     >>> attention(q, q, q, is_causal=True).shape
     torch.Size([1, 2, 8, 64])
     """
+    if any(t.layout == torch.jagged for t in (query, key, value)):  # nested tensors choose by themselves
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
     training = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
     chosen = _backend(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa, training)
     if attn_mask is not None and attn_mask.dtype == torch.bool:

@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
+    UnsupportedOperatorException,
 )
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -27,10 +28,13 @@ from foretrace.record.sketch.assumptions import ARRAY, Assumptions
 from foretrace.record.sketch.cuda_api import gpu_is_visible
 from foretrace.record.sketch.packed_sequences import packed
 from foretrace.record.sketch.sparse_tensors import SparseTensors
-from foretrace.record.sketch.values import MAX_INTEGERS, RANKED, UNKNOWN, Values
+from foretrace.record.sketch.values import CHECKED, MAX_INTEGERS, RANKED, UNKNOWN, Values
 from foretrace.record.sketch.view_replays import ViewReplays
 from foretrace.record.watch.tensors import TensorRegistry
 from foretrace.record.watch.watch import Watch, desugars
+
+NO_FAKE = "no fake impl registered"
+"""In PyTorch's error where a custom operator does not say what it gives."""
 
 
 class FakeStepMode(FakeTensorMode):
@@ -45,6 +49,7 @@ class FakeStepMode(FakeTensorMode):
         """Whether unknown tensors may become arrays: in programs, which log, save and act on them."""
         self.calls = 0
         """How many calls were made so far."""
+        self._ragged = 0
         self._depth = 0
         """Calls in flight: PyTorch decomposes some calls on fake tensors into others."""
         self._copies: dict[int, tuple[torch.Tensor, FakeTensor]] = {}
@@ -53,6 +58,11 @@ class FakeStepMode(FakeTensorMode):
     def __deepcopy__(self, memo: dict[int, Any]) -> FakeStepMode:
         """Itself: copied weights must belong to the same fake tensor mode."""
         return self
+
+    def create_symbolic_nested_int(self, *, nt_tensor_id: int | None = None) -> torch.SymInt:
+        """The ragged size of a nested tensor: a new one, which is no symbol."""
+        self._ragged += 1
+        return torch._C._get_nested_int(self._ragged, 1)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         _refuse_a_real_gpu(kwargs or {})
@@ -67,9 +77,16 @@ class FakeStepMode(FakeTensorMode):
             result = super().__torch_dispatch__(func, types, args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
             made = self._shaped_by_values(func, args, kwargs or {})
+            if made is UNKNOWN and func is torch.ops.aten.allclose.default:
+                self.assumptions.known(frozenset({CHECKED}), self.calls)
+                return True
             if made is UNKNOWN:
                 raise
             return made
+        except RuntimeError as error:
+            if NO_FAKE not in str(error):
+                raise
+            raise UnsupportedOperatorException(func) from error
         finally:
             self._depth -= 1
         if isinstance(result, FakeTensor) and result.layout != torch.strided:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from foretrace.graph import Content, Storage, Tensor
 from foretrace.graph.graph import Fact
@@ -39,9 +40,10 @@ def stored_elements(tensor: torch.Tensor) -> int:
     >>> stored_elements(torch.eye(3).to_sparse()), stored_elements(torch.eye(3).to_sparse_csr())
     (3, 3)
     """
-    if tensor.layout == torch.sparse_coo:
-        return tensor._values().numel() if tensor.sparse_dim() > 1 else -1
-    return tensor.values().numel() if tensor.layout in COMPRESSED else -1
+    with _disable_current_modes():  # asking is no call of the job
+        if tensor.layout == torch.sparse_coo:
+            return tensor._values().numel() if tensor.sparse_dim() > 1 else -1
+        return tensor.values().numel() if tensor.layout in COMPRESSED else -1
 
 
 class TensorRegistry:

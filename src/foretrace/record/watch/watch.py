@@ -98,9 +98,9 @@ class Watch(TorchDispatchMode):
         name, overload = op_name(func)
         if name.startswith(UNSEEN):
             return func(*args, **(kwargs or {}))
-        if torch.is_inference_mode_enabled() and _is_composite(func):
-            # Autograd, which takes composite calls apart, is left out in inference mode.
-            with self:
+        if _is_composite(func):
+            # Autograd, which takes composite calls apart, is left out: in inference mode, and by tensor subclasses.
+            with self._going_on():
                 return func._op_dk(COMPOSITE, *args, **(kwargs or {}))
         with self.unharmed():
             self._sparse.expect(func, args)
@@ -113,6 +113,15 @@ class Watch(TorchDispatchMode):
             op.outputs = tuple(self.describe(value) for value in results)
             _use_output_device(op)
         return result
+
+    @contextmanager
+    def _going_on(self) -> Iterator[None]:
+        """Watch what the call in flight calls: a mode is off while it handles one."""
+        super().__enter__()
+        try:
+            yield
+        finally:
+            super().__exit__(None, None, None)
 
     def run_program(self, program: Program, inputs: list[Any], run: Callable[[list[Any]], Any]) -> Any:
         """Run a program that torch.compile generated, and record the call."""
