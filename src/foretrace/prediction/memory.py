@@ -56,18 +56,19 @@ def rank_memory(graph: Graph, rank: RankModel | None, device: Device | None) -> 
 
     ``graph`` is the rank as it was read; ``rank`` its model, where there is one: only a priced one needs workspaces.
     """
-    held = peak_memory(graph)
-    if held is None:
-        return None
     capacity = device.memory_bytes if device else 0
     if graph.allocated or device is None or device.runs_on_host:
+        held = peak_memory(graph)
+        if held is None:
+            return None
         fits = None if not capacity else FITS if held <= capacity else TOO_LARGE
         return MemoryNeed(graph.rank, held, capacity=capacity, verdict=fits, margin=capacity - held)
     calls = rank.dispatched if isinstance(rank, PricedRank) else dispatched_calls(graph) if rank is None else None
     workspaces = gemm_workspaces(calls, device) if calls else []
     settings = AllocatorSettings.parse(device.alloc_conf)
     found = simulate_memory([graph], workspaces, settings)
-    assert found is not None  # it has storages
+    if found is None:
+        return None
     groups = {c.group for c in graph.collectives if len(c.ranks) != 1}
     outside = {CONTEXT: CONTEXT_BYTES, COMMUNICATORS: COMMUNICATOR_BYTES * len(groups)}
     left = capacity - sum(outside.values())
@@ -93,12 +94,16 @@ def rank_memory(graph: Graph, rank: RankModel | None, device: Device | None) -> 
 
 def job_memory(graphs: Sequence[Graph], ranks: Sequence[RankModel], device: Device | None) -> dict[int, MemoryNeed]:
     """What each rank needs, by its place; of many that differ, the fullest are simulated."""
-    held = [peak_memory(graph) or 0 for graph in graphs]
-    fullest = sorted(np.argsort([-nbytes for nbytes in held], kind="stable")[:MAX_RANKS_SIMULATED].tolist())
-    found = {place: rank_memory(graphs[place], ranks[place], device) for place in fullest}
-    needs = {place: need for place, need in found.items() if need is not None}
-    others = {place: MemoryNeed(graphs[place].rank, nbytes) for place, nbytes in enumerate(held) if nbytes}
-    return {**others, **needs}
+    simulated: Sequence[int] = range(len(graphs))
+    needs: dict[int, MemoryNeed] = {}
+    if len(graphs) > MAX_RANKS_SIMULATED:
+        held = [peak_memory(graph) or 0 for graph in graphs]
+        simulated = sorted(np.argsort([-nbytes for nbytes in held], kind="stable")[:MAX_RANKS_SIMULATED].tolist())
+        needs = {place: MemoryNeed(graphs[place].rank, nbytes) for place, nbytes in enumerate(held) if nbytes}
+    for place in simulated:
+        if (need := rank_memory(graphs[place], ranks[place], device)) is not None:
+            needs[place] = need
+    return needs
 
 
 def memory_events(report: StepReport) -> tuple[list[tuple[bool, int, int, int, str, str]], dict[int, int]]:
