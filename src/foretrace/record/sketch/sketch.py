@@ -36,6 +36,7 @@ from foretrace.record.sketch.compiled.regions import (
 )
 from foretrace.record.sketch.cuda import PretendedGpu, pretended_cuda
 from foretrace.record.sketch.fake_step import FakeStepMode, FakeStepWatch, ModuleMover, quiet, readable
+from foretrace.record.sketch.lazy_modules import lazy_modules
 from foretrace.record.sketch.libraries import LeftOut, eager_code_on_cuda, libraries_on_fake_tensors
 from foretrace.record.sketch.packed_sequences import packed_sequences
 from foretrace.record.sketch.training import TrainingCheck, before
@@ -165,6 +166,7 @@ def pretending(device: str | None, world: int | None, rank: int, compile: str | 
         stack.enter_context(quiet("torch._subclasses.fake_tensor"))  # the error of a failed call is raised
         stack.enter_context(libraries_on_fake_tensors())
         stack.enter_context(packed_sequences())
+        stack.enter_context(lazy_modules())
         stack.enter_context(_seeded())
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # copying a model causes it

@@ -253,4 +253,4 @@ def desugars(kind: Any) -> bool:
         return False
     if kind.__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl:
         return False
-    return not str(kind.__module__).startswith("torch._subclasses")
+    return not any(str(each.__module__).startswith("torch._subclasses") for each in kind.__mro__)
