@@ -337,7 +337,7 @@ def predict(
         where = where or load_platform(DEFAULT_PLATFORM, host, fabric)
         report = on_platform(job, where, kernels, step, gpus_per_node, world, overrides, drop_gaps, stack)
     if price is not None:
-        report.price_of_1000 = 1000 * price * report.world * (report.sustained_ms or report.step_ms) / MS_PER_HOUR
+        report.price_of_1000 = 1000 * price * report.world * (report.sustained_ms or report.period_ms) / MS_PER_HOUR
     if report.workings is not None and world is None:  # charts show what was measured beside it
         report.workings = replace(report.workings, job=job, step=step)
     return report
@@ -469,19 +469,7 @@ def on_platform(
             raise
         notes = []
 
-    def predicted(platform: Platform) -> StepReport:
-        stacked = with_stack(platform, job, stack)
-        return predict_on_platform(job, stacked, kernels, step, overrides, gpus_per_node, drop_gaps)
-
-    report = predicted(where)
-    limit, sustained = where.device.power_limit_w, report.sustained_ms
-    if limit is not None and sustained and sustained > report.step_ms:
-        active, burst = report.device_active_ms, report
-        clock = active / (active + sustained - report.step_ms)
-        report = predicted(where.scaled(clock=clock))
-        report.keep_draw_of(burst)
-        report.platform = where.name
-        report.notes.insert(0, f"at {limit:g} W the clock falls to {clock:.0%}: the step would draw more")
+    report = predict_on_platform(job, with_stack(where, job, stack), kernels, step, overrides, gpus_per_node, drop_gaps)
     return _with_notes(report, notes)
 
 

@@ -19,6 +19,7 @@ import foretrace as ft
 from foretrace._progress import Progress
 from foretrace.graph import ForetraceError
 from foretrace.graph.graph import cautions
+from foretrace.transforms.parallel.parallelize import parallelize
 from foretrace.whatif.points import Point, Sweep, with_pareto_front
 from foretrace.whatif.sweep import _strange_batches, sweep
 from tests.cli.samples import step_of_two_ops
@@ -38,6 +39,20 @@ def test_every_combination_is_a_point_of_each_platform() -> None:
     assert priced.cost == pytest.approx(3.6 * present(priced.sample_us) / 3600)
     times = [present(point.sample_us) for point in found.points]
     assert times == sorted(times)
+
+
+@pytest.mark.parametrize("on", ["h200", "h100-hbm2e", "b200", "a100"])
+@pytest.mark.parametrize("ranks", [1, 8])
+def test_a_point_has_the_figures_of_a_prediction(on: str, ranks: int) -> None:
+    """Under the software stack of its device, and within its power limit."""
+    (point,) = sweep(gpt_step(batch=64), [on], {"data": [ranks]}).points
+    report = ft.predict(parallelize(gpt_step(batch=64), data=ranks), on=on)
+    assert point.step_ms == pytest.approx(report.step_ms)
+    assert point.next_ms == pytest.approx(report.period_ms)
+    assert point.energy_j == pytest.approx(report.energy_j)
+    assert (point.memory_bytes, point.reserved_bytes) == (report.peak_memory_bytes, report.reserved_memory_bytes)
+    stacks = {note for note in [*point.notes, *report.notes] if "stack" in note}
+    assert stacks == {note for note in report.notes if "stack" in note}
 
 
 def test_nobody_beats_a_point_of_the_front() -> None:
@@ -108,7 +123,7 @@ def test_a_file_that_can_not_take_points_is_refused_before_any_is_predicted(tmp_
     for out, why in (
         (tmp_path, "can't be read"),
         (notes, "holds no sweep"),
-        (tmp_path / "no" / "p", "can't be written"),
+        (notes / "p", "can't be written"),
     ):
         with pytest.raises(ForetraceError, match=why):
             sweep(tmp_path / "nowhere.py", ["h200"], SETS, out=out)

@@ -301,7 +301,7 @@ class StepReport(NotebookDocument):
     power_w: float | None = None
     """What a GPU draws while steps are repeated."""
     sustained_ms: float | None = None
-    """The step time while steps are repeated, where they would draw more than the power limit; else `step_ms`."""
+    """From step to step while they are repeated: longer than `period_ms` where they would draw more than the limit."""
     energy_j: float | None = None
     """Of a step, all GPUs together; then its 10th and 90th percentile."""
     energy_low_j: float | None = None
@@ -395,11 +395,20 @@ class StepReport(NotebookDocument):
         """
         return {rank.rank: getattr(rank, name) for rank in self.ranks}
 
+    @property
+    def period_ms(self) -> float:
+        """From the end of a step to that of the next; as long as a step where that is not known.
+
+        >>> StepReport(step_ms=5.4, step_ms_back_to_back=4.7).period_ms
+        4.7
+        """
+        return self.step_ms if self.step_ms_back_to_back is None else self.step_ms_back_to_back
+
     def keep_draw_of(self, burst: StepReport) -> None:
         """Take over the draw of the same step, which this one does at the clock that keeps it within the limit."""
-        self.power_w, self.sustained_ms = burst.power_w, self.step_ms
+        self.power_w, self.sustained_ms = burst.power_w, self.period_ms
         if burst.energy_j and burst.sustained_ms and burst.energy_low_j and burst.energy_high_j:
-            longer = self.step_ms / burst.sustained_ms
+            longer = self.period_ms / burst.sustained_ms
             self.energy_j, self.energy_low_j, self.energy_high_j = (
                 joules * longer for joules in (burst.energy_j, burst.energy_low_j, burst.energy_high_j)
             )

@@ -14,6 +14,7 @@ from foretrace.cli.options import (
     Html,
     OtherFabric,
     PerNode,
+    StackName,
     Top,
     What,
     check_outputs,
@@ -46,6 +47,7 @@ def sweep(
     fabric: OtherFabric = None,
     gpus_per_node: PerNode = None,
     drop_gaps: DropGaps = False,
+    stack: StackName = "auto",
     out: Annotated[
         Path | None,
         typer.Option(help="Write each point to this file (JSON lines); points in it are not computed again."),
@@ -75,7 +77,7 @@ def sweep(
     with progress_bar() as on_progress:
         found = predict_all(
             what, platforms(on), values, prices, memory_limit(memory), out, workers, ray, fabric, gpus_per_node,
-            drop_gaps, on_progress,
+            drop_gaps, stack, on_progress,
         )  # fmt: skip
 
     show(found, format, html, top)

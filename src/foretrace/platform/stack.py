@@ -143,18 +143,27 @@ def find_stack(named: Stack | str | Path, platform: Platform, ranks: int, graphs
 
     >>> find_stack("auto", Platform.named("h200"), 8)
     """
-    if isinstance(named, Stack):
-        return named
-    known = stacks()
     if str(named) == AUTO:
-        if platform.cross_device is None or ranks == 1 or ":" in platform.name:
+        if platform.cross_device is None or platform.stack is not None or ranks == 1 or ":" in platform.name:
             return None
         old = any(map(has_unfused_attention, graphs))
+        known = stacks()
         every = [Stack.read(path) for path in known.values()]
         fitting = (one for one in every if platform.device.name in (one.unfused_attention if old else one.devices))
         return next(fitting, Stack.read(known[UNKNOWN]))
-    if str(named) == NONE:
-        return None
+    found = named_stack(named)
+    return found if isinstance(found, Stack) else None
+
+
+def named_stack(named: Stack | str | Path) -> Stack | str:
+    """The stack of a name or file; ``auto`` and ``none`` stay words.
+
+    >>> named_stack("torch-2.6").attention, named_stack("none")
+    ('flash', 'none')
+    """
+    if isinstance(named, Stack) or str(named) in (AUTO, NONE):
+        return named if isinstance(named, Stack) else str(named)
+    known = stacks()
     if str(named) in known:
         return Stack.read(known[str(named)])
     path = Path(named)

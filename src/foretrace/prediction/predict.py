@@ -42,7 +42,8 @@ from foretrace.prediction.rates import add_power, add_rates, sustained_draw, tot
 from foretrace.prediction.report import add_idle, build_report
 from foretrace.prediction.uncertainty import measured_range_note
 from foretrace.simulation.engine import DeadlockError
-from foretrace.simulation.task_graph import merged
+from foretrace.simulation.merge import JobTasks
+from foretrace.simulation.task_graph import KERNEL, Timeline, merged, total
 
 if TYPE_CHECKING:
     from foretrace.platform.fabric import Fabric
@@ -165,7 +166,28 @@ def predict_on_platform(
     overrides = overrides or RankOverrides()
     job = Job([what], what.source) if isinstance(what, Graph) else what
     overrides.check(job.world)
-    job = with_own_graphs(job, overrides)
+    given = with_own_graphs(job, overrides), kernels, step, overrides, gpus_per_node, drop_gaps
+    report, limit = _predicted(platform, *given), platform.device.power_limit_w
+    if limit is None or not report.sustained_ms or report.sustained_ms <= report.period_ms:
+        return report
+    active_ms = min(report.device_active_ms, report.period_ms)
+    clock = active_ms / (active_ms + report.sustained_ms - report.period_ms)
+    within = _predicted(replace(platform.scaled(clock=clock), name=platform.name), *given)
+    within.keep_draw_of(report)
+    within.notes.insert(0, f"at {limit:g} W the clock falls to {clock:.0%}: the step would draw more")
+    return within
+
+
+def _predicted(
+    platform: Platform,
+    job: Job,
+    kernels: str | None,
+    step: str | None,
+    overrides: RankOverrides,
+    gpus_per_node: int | None,
+    drop_gaps: bool,
+) -> StepReport:
+    """The report of a job on a platform at its full clock."""
     done, ranks = _simulate_on_platform(job, platform, kernels, step, overrides, gpus_per_node, drop_gaps)
     report = build_report(job, done, platform.device)
     report.platform, report.fabric = platform.name, platform.fabric.name if platform.fabric else None
@@ -268,6 +290,19 @@ class StepFigures(NamedTuple):
     energy_j: float | None
     """Of all devices, in a step of many."""
 
+    @classmethod
+    def of(cls, report: StepReport) -> StepFigures:
+        """Those of a report."""
+        return cls(
+            step_ms=report.step_ms,
+            next_ms=report.period_ms,
+            device_ms=report.kernel_ms,
+            memory_bytes=report.peak_memory_bytes,
+            reserved_bytes=report.reserved_memory_bytes,
+            fits=report.fits,
+            energy_j=report.energy_j,
+        )
+
 
 def step_figures(
     job: Job, platform: Platform, gpus_per_node: int | None = None, drop_gaps: bool = False
@@ -277,6 +312,9 @@ def step_figures(
 
     Kernel times are those of the platform's models.
     """
+    if platform.device.power_limit_w is not None:
+        report = predict_on_platform(job, platform, "model", gpus_per_node=gpus_per_node, drop_gaps=drop_gaps)
+        return StepFigures.of(report), report.notes
     from foretrace.cost_models.kernels.cross_device import scaling_notes  # here, since most predictions need none
 
     ranks = priced_ranks(job, platform, "model", None, drop_gaps=drop_gaps)
@@ -285,7 +323,7 @@ def step_figures(
     basis = fabric_assumptions(matches, fabric, job.world, gpus_per_node)
     transfers = price_transfers(matches, fabric, gpus_per_node)
     try:
-        _, timeline, _ = run_ranks([rank.tasks for rank in ranks], ranks, matches, transfers.typical)
+        tasks, timeline, _ = run_ranks([rank.tasks for rank in ranks], ranks, matches, transfers.typical)
     except DeadlockError:
         raise ForetraceError(
             "deadlock, the ranks wait for each other forever", "foretrace predict says which of them, and where."
@@ -295,7 +333,8 @@ def step_figures(
     next_ms = step_ms if next_ms is None else min(next_ms, step_ms)
     device_ms = float(np.mean([rank.step.work.typical.sum() for rank in ranks])) / 1e3
     done = [totals(rank.dispatched.calls, rank.step, platform.device) for rank in ranks]
-    drawn = sustained_draw(PowerModel.of(platform.device), done, next_ms, min(next_ms, device_ms))
+    active_ms = _device_active_ms(tasks, timeline)
+    drawn = sustained_draw(PowerModel.of(platform.device), done, next_ms, min(next_ms, active_ms))
     need = fullest_rank(job_memory([rank.uncut for rank in ranks], ranks, platform.device))
     figures = StepFigures(
         step_ms=step_ms,
@@ -308,6 +347,15 @@ def step_figures(
     )
     carried = {rank.graph.rank: [note for note in rank.notes if CARRIED_NOTE in note] for rank in ranks}
     return figures, [*scaling_notes(ranks[0].dispatched.calls, platform), *basis, *merge_rank_notes(carried)]
+
+
+def _device_active_ms(job: JobTasks, timeline: Timeline) -> float:
+    """How long the devices of a job work, the mean over its ranks."""
+    active_us = []
+    for position, rank in enumerate(job.ranks):
+        on_device, own = rank.tasks.kind == KERNEL, job.rank_timeline(position, timeline)
+        active_us.append(total(own.start[on_device], own.end[on_device]))
+    return float(np.mean(active_us)) / 1e3
 
 
 def _from_zero(graphs: list[Graph]) -> list[Graph]:

@@ -70,8 +70,8 @@ def add_rates(report: StepReport, each: Sequence[Totals | None]) -> None:
 
 def add_power(report: StepReport, each: Sequence[Totals | None], device: Device) -> None:
     """Add the draw of a GPU, and the energy of a step, to a report that has its rates; nothing where it has none."""
-    model = PowerModel.of(device)
-    drawn = sustained_draw(model, each, report.step_ms, report.device_active_ms)
+    model, active_ms = PowerModel.of(device), min(report.device_active_ms, report.period_ms)
+    drawn = sustained_draw(model, each, report.period_ms, active_ms)
     if model is None or drawn is None:
         return
     report.power_w, report.sustained_ms = drawn
@@ -81,14 +81,14 @@ def add_power(report: StepReport, each: Sequence[Totals | None], device: Device)
 
 
 def sustained_draw(
-    model: PowerModel | None, each: Sequence[Totals | None], step_ms: float, active_ms: float
+    model: PowerModel | None, each: Sequence[Totals | None], period_ms: float, active_ms: float
 ) -> tuple[float, float] | None:
-    """Watts of a GPU while steps are repeated, and milliseconds of a step then; None where either is unknown."""
+    """Watts of a GPU while steps are repeated, and milliseconds from one to the next then; None where unknown."""
     done = [one for one in each if one is not None]
-    if model is None or not done or len(done) < len(each) or not step_ms:
+    if model is None or not done or len(done) < len(each) or not period_ms:
         return None
-    above_w = sum(one.above_rest for one in done) / len(done) / (1e3 * step_ms)
-    return model.drawn(above_w), step_ms + active_ms * (model.slower(above_w) - 1)
+    above_w = sum(one.above_rest for one in done) / len(done) / (1e3 * period_ms)
+    return model.drawn(above_w), period_ms + active_ms * (model.slower(above_w) - 1)
 
 
 def works(

@@ -179,8 +179,8 @@ def _power_facts(report: StepReport) -> Iterator[Fact]:
 
 def _sustained(report: StepReport) -> str:
     """What the power limit makes of the step time, where that is felt."""
-    longer = report.sustained_ms or report.step_ms
-    if longer <= FELT * report.step_ms:
+    longer = report.sustained_ms or report.period_ms
+    if longer <= FELT * report.period_ms:
         return ""
     return f", at {ms(longer)} ms a step: the power limit allows no less"
 

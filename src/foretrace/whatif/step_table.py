@@ -6,7 +6,7 @@ import csv
 import io
 import math
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from foretrace.files import read_bounded, read_error
 from foretrace.graph import Job
 from foretrace.platform.power import with_power_limit
 from foretrace.platform.registry import load_platform
-from foretrace.platform.stack import AUTO, FACTORS, NONE, P90, Stack, find_stack
+from foretrace.platform.stack import FACTORS, NONE, P90, Stack, named_stack
 from foretrace.prediction.overrides import RankOverrides
 from foretrace.prediction.predict import step_figures
 from foretrace.whatif.changes import EditedJob, JobChanges
@@ -200,8 +200,6 @@ class TableStep:
 
     def ms(self, stack: Stack | None) -> float:
         """The step by itself: frameworks read the loss or the norm of the gradients, and so wait for its end."""
-        if self.platform.device.power_limit_w is not None:
-            return self.report(stack).step_ms
         platform = stack.applied(self.platform) if stack else self.platform
         return step_figures(self.job, platform, self.row.gpus_per_node)[0].step_ms
 
@@ -262,18 +260,12 @@ def check_table(
         if given
         else None
     )
-    named = found or (None if str(stack) == AUTO else _named(stack, steps))
+    own = found or named_stack(stack)
     checked = []
     for place, step in enumerate(steps):
         on_row(f"forecast {place + 1} of {len(rows)}")
-        own = named if found or str(stack) != AUTO else AUTO
         checked.append(step.checked(own, place in chosen))
-    return TableCheck(str(path), checked, named)
-
-
-def _named(stack: Stack | str | Path, steps: Iterable[TableStep]) -> Stack | None:
-    first = next(iter(steps))
-    return None if str(stack) == NONE else find_stack(stack, first.platform, 2)
+    return TableCheck(str(path), checked, own if isinstance(own, Stack) else None)
 
 
 def fit_stack(

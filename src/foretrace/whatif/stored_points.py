@@ -18,6 +18,7 @@ import foretrace
 from foretrace.formats.load import trace_files
 from foretrace.graph import ForetraceError, Graph, Job, Names, Op, OpTable
 from foretrace.platform.platform import Platform
+from foretrace.platform.stack import AUTO, Stack
 from foretrace.record.folder import is_recording
 from foretrace.whatif.points import Point
 
@@ -38,10 +39,12 @@ class Key:
     foretrace: str
 
 
-def key_of(step: str, where: Platform, gpus_per_node: int | None, drop_gaps: bool = False) -> Key:
-    """The key of a step, known by its digest, on a platform with its fabric; with or without measured gaps."""
+def key_of(
+    step: str, where: Platform, gpus_per_node: int | None, stack: Stack | str = AUTO, drop_gaps: bool = False
+) -> Key:
+    """The key of a step, known by its digest, on a platform with its fabric and software; with or without gaps."""
     step += " without gaps" * drop_gaps
-    return Key(step, platform_digest(where), _digest([where.fabric, gpus_per_node]), foretrace_digest())
+    return Key(step, platform_digest(where), _digest([where.fabric, gpus_per_node, stack]), foretrace_digest())
 
 
 def step_digest(what: Graph | Job | str | Path) -> str:

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from foretrace._progress import OnProgress, Progress
-from foretrace.api import as_job, script_of, with_fabric
+from foretrace.api import as_job, script_of, with_fabric, with_stack
 from foretrace.errors import ForetraceError, parse_size
 from foretrace.graph import Graph, Job
 from foretrace.graph.graph import cautions
 from foretrace.platform.platform import Platform
 from foretrace.platform.registry import load_platform
+from foretrace.platform.stack import AUTO, Stack, named_stack
 from foretrace.prediction.predict import step_figures
 from foretrace.prediction.scaling import NOT_COMMUNICATING
 from foretrace.whatif.changes import EditedJob, JobChanges
@@ -46,6 +47,7 @@ def sweep(
     fabric: str | None = None,
     gpus_per_node: int | None = None,
     drop_gaps: bool = False,
+    stack: Stack | str | Path = AUTO,
     on_progress: OnProgress = lambda progress: None,
 ) -> Sweep:
     """Predict a step, or the job whose ranks do it, with every combination of some settings, on several platforms.
@@ -75,6 +77,8 @@ def sweep(
         What joins the ranks of a job, as in `foretrace.predict`.
     drop_gaps
         Leave out measured host time that no model covers, as in `foretrace.predict`.
+    stack
+        The software of the cluster, as in `foretrace.predict`.
     on_progress
         Called with how many combinations are done, of how many.
 
@@ -90,7 +94,10 @@ def sweep(
     source = what.source if isinstance(what, (Graph, Job)) else str(what)
     lengths = (parse_size("seq", change.value)[0] for each in combinations for change in each if change.name == "seq")
     smallest = _smallest_world(combinations)
-    subject = Subject(what, names, fabric, gpus_per_node, max(lengths, default=0), smallest, drop_gaps=drop_gaps)
+    subject = Subject(
+        what, names, fabric, gpus_per_node, max(lengths, default=0), smallest,
+        drop_gaps=drop_gaps, stack=named_stack(stack),
+    )  # fmt: skip
     file = Path(out) if out else None
     known, keys, notes = dict[tuple[str, ...], Point](), dict[str, Key](), list[str]()
     if file:
@@ -229,6 +236,8 @@ class Subject(NamedTuple):
     """Digest of the files at a path; empty where it is not compared."""
     drop_gaps: bool = False
     """Whether measured host time that no model covers is left out."""
+    stack: Stack | str = AUTO
+    """The software of the cluster."""
     share: float = 1.0
     """How much of a model it is, where some blocks were left out."""
 
@@ -244,7 +253,8 @@ class Subject(NamedTuple):
         """The subject with its digest, and by platform what its points depend on."""
         digest = step_digest(self.what)
         platforms = self.platforms().items()
-        keys = {name: key_of(digest, where, self.gpus_per_node, self.drop_gaps) for name, where in platforms}
+        given = self.gpus_per_node, self.stack, self.drop_gaps
+        keys = {name: key_of(digest, where, *given) for name, where in platforms}
         return (self if isinstance(self.what, (Graph, Job)) else self._replace(digest=digest)), keys
 
     def platforms(self) -> dict[str, Platform]:
@@ -260,7 +270,7 @@ class Swept:
 
     def __init__(self, subject: Subject) -> None:
         self._platforms = subject.platforms()
-        self._per_node = subject.gpus_per_node
+        self._per_node, self._stack = subject.gpus_per_node, subject.stack
         kind = next(iter(self._platforms.values())).device.kind
         job = as_job(subject.what, kind, subject.world, programs=True)
         if subject.digest and step_digest(subject.what) != subject.digest:
@@ -291,7 +301,10 @@ class Swept:
         except ForetraceError:
             if not alone:  # the collectives of one rank alone may take no time; those of a job may not
                 raise
+        where = with_stack(where, job, self._stack)
         found, notes = step_figures(job, where, self._per_node, self._drop_gaps)
+        if where.stack is not None:
+            notes = [where.stack.note(), *notes]
         communicates = any(graph.collectives for graph in job.graphs)
         fabric = where.fabric.name if where.fabric and communicates else None
         if job.world > 1 and not communicates:
