@@ -50,7 +50,7 @@ def same_tables(a: Graph, b: Graph) -> None:
         assert [mine.names[code] for code in mine.name] == [theirs.names[code] for code in theirs.name]
         columns = [c for c in vars(mine) if isinstance(getattr(mine, c), np.ndarray) and c not in ("name", "record")]
         for column in columns:
-            if column not in ("module", "source"):
+            if column not in ("module", "source") and (table, column) != ("ops", "stream"):  # not in Chakra
                 assert getattr(mine, column).tolist() == getattr(theirs, column).tolist(), (table, column)
 
 

@@ -127,6 +127,15 @@ def test_a_subclass_is_seen_through_to_its_pieces() -> None:
     assert "aten::add" in [op.name for op in watch.ops]
 
 
+def test_calls_with_kernels_of_their_own_are_not_taken_apart():
+    x = torch.randn(4, 8, requires_grad=True)
+    with Watch() as watch:
+        torch.nn.functional.mish(torch.nn.functional.silu(x)).sum().backward()
+    backward = [op.name for op in watch.ops if op.phase == "backward"]
+    assert backward[-2:] == ["aten::mish_backward", "aten::silu_backward"]
+    assert not {"aten::sigmoid", "aten::tanh"} & {op.name for op in watch.ops}
+
+
 def test_in_inference_mode_calls_are_those_that_run_without_gradients():
     layers = torch.nn.Linear(8, 4), torch.nn.Dropout(0.5), torch.nn.LayerNorm(4)
     model, x = torch.nn.Sequential(*layers).eval(), torch.randn(2, 8)

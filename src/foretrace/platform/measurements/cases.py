@@ -236,7 +236,7 @@ def stripped(op: Op) -> Op:
     Tensors that share a storage still do; the part of a storage that none of them reaches is left out.
 
     >>> stripped(Op("aten::relu", (Tensor((8,), "int8", "cuda:1", offset=1024, storage=7),), phase="forward")).tensors
-    [Tensor(shape=(8,), dtype='int8', device='', stride=None, offset=0, id=-1, storage=-1, layout='strided')]
+    [Tensor(shape=(8,), dtype='int8', device='', stride=None, offset=0, id=-1, storage=-1, layout='strided', stored=-1)]
     """
     views = op.tensors
     shared = [s for s, count in Counter(t.storage for t in views).items() if count > 1 and s >= 0]

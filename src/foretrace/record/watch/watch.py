@@ -25,6 +25,8 @@ UNSEEN = ("profiler::", "prim::device")
 FUNCTIONAL = ("_c10d_functional::", "_dtensor::")
 """Collectives that name their group in plain text."""
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+KERNELS_OF_GPUS = ("aten::_fused_rms_norm",)
+"""Calls that are made of others on the CPU alone."""
 PLAIN = (type(None), bool, int, float, str)
 NAMED = {
     torch.dtype: "dtype", torch.device: "device", torch.layout: "layout", torch.memory_format: "memory_format",
@@ -34,9 +36,10 @@ NAMED = {
 @cache
 def _is_composite(func: Any) -> bool:
     """Whether PyTorch's C++ makes a call of others. (Decompositions in Python are for tracing, and differ.)"""
-    return isinstance(func, torch._ops.OpOverload) and torch._C._dispatch_has_kernel_for_dispatch_key(
-        func.name(), "CompositeImplicitAutograd"
-    )
+    if not isinstance(func, torch._ops.OpOverload) or func.name() in KERNELS_OF_GPUS:
+        return False
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return has_kernel(func.name(), "CompositeImplicitAutograd") and not has_kernel(func.name(), "CPU")
 
 
 class Watch(TorchDispatchMode):

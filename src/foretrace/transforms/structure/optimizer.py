@@ -169,8 +169,9 @@ def _update(pairs: Sequence[tuple[Tensor, Tensor]], kind: str, implementation: s
         device = tensor.device.partition(":")[0] or "cpu"
         if tensor.layout == "strided":
             return torch_empty(tensor, device)
-        dtype = getattr(torch, tensor.dtype)  # without rows: a sketched call does not read them
-        return torch.empty(tensor.shape, dtype=dtype, device=device, layout=torch.sparse_coo)
+        rows = torch.empty((0, *tensor.shape[1:]), dtype=getattr(torch, tensor.dtype), device=device)
+        places = torch.empty((1, 0), dtype=torch.int64, device=device)
+        return torch.sparse_coo_tensor(places, rows, tensor.shape)  # of no rows: a sketched call does not read them
 
     def build() -> Callable[[], Any]:
         weights = [torch.nn.Parameter(like(weight)) for weight, _ in pairs]
