@@ -10,6 +10,7 @@ What is not installed is left out. Seconds are those of the whole prediction, im
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -20,7 +21,8 @@ from typing import Any
 
 from benchmarks.lib.table import keep
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "lib" / "frameworks"
+ROOT = Path(__file__).resolve().parents[3]
+SCRIPTS = ROOT / "benchmarks" / "lib" / "frameworks"
 LIBRARIES = {
     "transformers_trainer": ("transformers", "accelerate"),
     "accelerate_loop": ("accelerate", "transformers"),
@@ -85,8 +87,13 @@ def tried(name: str) -> dict[str, Any]:
         row["step ms"] = told.get("step_ms")
         row["cautions"] = told.get("cautions") or []
         row["seconds"] = seconds
-        row["why not"] = None if done.returncode == 0 else done.stderr.strip().splitlines()[-1]
+        row["why not"] = None if done.returncode == 0 else without_folders(done.stderr.strip().splitlines()[-1])
     return row
+
+
+def without_folders(message: str) -> str:
+    """A message without this machine's folders."""
+    return re.sub(rf"{re.escape(tempfile.gettempdir())}/[^\s:;,)]*/", "…/", message.replace(f"{ROOT}/", ""))
 
 
 def installed(name: str) -> bool:
