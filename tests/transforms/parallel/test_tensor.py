@@ -338,8 +338,26 @@ def shared_keys_step() -> Callable[[], None]:
     return step
 
 
+def test_fewer_key_heads_than_ranks_are_said() -> None:
+    class Grouped(RotaryBlock):
+        def __init__(self) -> None:
+            super().__init__()
+            self.k, self.v = nn.Linear(64, 32), nn.Linear(64, 32)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q, k, v = (part(x).unflatten(-1, (-1, 16)).transpose(1, 2) for part in (self.q, self.k, self.v))
+            made = nn.functional.scaled_dot_product_attention(q, k * 2, v, enable_gqa=True)
+            return self.down(self.up(x + self.out(made.transpose(1, 2).flatten(-2))))
+
+    step = sketch(
+        trained(lambda: (nn.Sequential(Grouped(), Grouped()).half(), torch.randn(8, 32, 64).half())), device="cuda"
+    )
+    (note,) = [note for note in tensor_parallel(step, 4).notes if "whole" in note]
+    assert "has 2 of what 4 ranks share" in note
+
+
 def test_what_can_not_be_split_leaves_tied_embeddings_split() -> None:
     split = tensor_parallel(sketch(shared_keys_step, device="cuda"), 4)
     (lookup,) = [op for op in split.ops if op.name == "aten::embedding"]
     assert lookup.tensors[0].shape == (128, 64)
-    assert any("whole" in note for note in split.notes)
+    assert any("its argument of shape [32, 16, 32] is whole on every rank" in note for note in split.notes)

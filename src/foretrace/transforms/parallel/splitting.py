@@ -115,7 +115,10 @@ class Splitting:
                 return self._demand(base, base_dim, tensor, dim)
         if key_of(tensor) in self.splittable and self.divides(tensor.shape[dim]):
             return self._demand(tensor, dim, tensor, dim)
-        raise ConflictError(op, tensor, "another argument can't be split alike")
+        shape, size = list(tensor.shape), tensor.shape[dim]
+        if not self.divides(size):
+            raise ConflictError(op, tensor, f"its argument of shape {shape} has {size} of what {self.parts} ranks share")
+        raise ConflictError(op, tensor, f"its argument of shape {shape} is whole on every rank")
 
     def _demand(self, base: Tensor, base_dim: int, tensor: Tensor, dim: int) -> None:
         self.wanted[key_of(base)], self.origin[key_of(base)] = base_dim, self.cause
