@@ -117,7 +117,9 @@ class Splitting:
             return self._demand(tensor, dim, tensor, dim)
         shape, size = list(tensor.shape), tensor.shape[dim]
         if not self.divides(size):
-            raise ConflictError(op, tensor, f"its argument of shape {shape} has {size} of what {self.parts} ranks share")
+            raise ConflictError(
+                op, tensor, f"its argument of shape {shape} has {size} of what {self.parts} ranks share"
+            )
         raise ConflictError(op, tensor, f"its argument of shape {shape} is whole on every rank")
 
     def _demand(self, base: Tensor, base_dim: int, tensor: Tensor, dim: int) -> None:
