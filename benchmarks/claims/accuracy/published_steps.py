@@ -52,9 +52,16 @@ def bias(rows: list[dict[str, Any]]) -> float:
 
 
 def summaries(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """A line for each table, for each number of tensor parallel ranks, and for all rows."""
+    """A line for each table, for each number of tensor parallel ranks, and for all rows.
+
+    Those of two ranks hold all that are context parallel too: a second line leaves them out.
+    """
     groups = {source: [r for r in rows if r["source"] == source] for source in dict.fromkeys(r["source"] for r in rows)}
-    groups |= {f"tensor={n}": [r for r in rows if r["tensor"] == n] for n in sorted({r["tensor"] for r in rows})}
+    plain = [row for row in rows if "context" not in row["source"]]
+    for label, some in (("", rows), (", without context parallelism", plain)):
+        groups |= {
+            f"tensor={n}{label}": [r for r in some if r["tensor"] == n] for n in sorted({r["tensor"] for r in some})
+        }
     for name, some in {**groups, "all": rows}.items():
         off = [row["off"] for row in some]
         mean, inside = sum(map(abs, off)) / len(off), sum(row["inside"] for row in some) / len(some)
