@@ -6,10 +6,12 @@ import pytest
 
 from foretrace.analysis.measure import measure_step
 from foretrace.analysis.report import StepReport
+from foretrace.analysis.steps import list_steps
 from foretrace.formats.load import load_traces
 from foretrace.graph import Job
 from foretrace.graph.graph import cautions
 from foretrace.report.step import step_facts
+from foretrace.report.terminal import print_report
 from tests.traces import MAIN, Trace
 
 STEP_US, START = 10_000.0, 1_000_000.0
@@ -97,7 +99,7 @@ def test_queued_work_is_not_said_to_limit_a_step_whose_kernels_are_missing(tmp_p
         trace.add("cuda_runtime", "cudaLaunchKernel", START + 5 * number, 2.0, MAIN, correlation=number)
     trace.add("kernel", "sgemm", START + 20_000, 100.0, 7, 0, device=0, stream=7, correlation=21)
     report = measured(trace, tmp_path)
-    assert report.bound == "queue" and cautions(report.notes)
+    assert report.bound is None and cautions(report.notes)
     assert limit(report).startswith("what limits it is unknown: no device work is recorded in ")
 
 
@@ -133,3 +135,93 @@ def test_what_the_traces_of_some_ranks_lack_is_said_with_these_ranks(tmp_path: P
     second.rank, first.world, second.world = 1, 2, 2
     second.notes = ["its clock is wrong"]
     assert "its clock is wrong (rank 1)" in measure_step(Job([first, second])).notes
+
+
+def test_devices_of_which_nothing_is_recorded_have_no_figures(tmp_path: Path) -> None:
+    trace = Trace()
+    marks(trace, [STEP_US])
+    trace.add("cuda_runtime", "cudaLaunchKernel", START + 5, 2.0, MAIN, correlation=1)
+    document = measured(trace, tmp_path).to_dict()
+    assert document["step_ms"] == {"0": 10.0}
+    of_devices = ("device_active_ms", "device_idle_ms", "kernel_ms", "overlap", "launched_before_ms")
+    assert all(document[name] == {"0": None} for name in of_devices)
+    assert document["device_span_ms"] is document["attributed"] is document["bound"] is None
+
+
+def test_steps_that_lost_all_their_kernels_are_not_listed_as_the_hosts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = Trace()
+    for number, begin in enumerate(marks(trace, [STEP_US] * 3)):
+        launched(trace, begin + 10, begin + 100, 5_000.0, number + 1)
+    trace.events = [event for event in trace.events if event["name"] != "sgemm" or event["ts"] < START + 2 * STEP_US]
+    path = tmp_path / "trace.json"
+    path.write_bytes(trace.text())
+    found = list_steps(load_traces(path))
+    assert [row.device_active_ms for row in found.steps] == [5.0, 5.0, None]
+    assert found.steps[2].bound is None and cautions(found.notes)
+    print_report(found)
+    shown = [line.split() for line in capsys.readouterr().out.splitlines() if "ProfilerStep#2" in line]
+    assert shown == [["ProfilerStep#2", "10.0", "–", "–", "0", "–"]]
+
+
+def test_a_step_whose_kernels_all_run_after_it_is_listed_with_them(tmp_path: Path) -> None:
+    trace = Trace()
+    (begin,) = marks(trace, [STEP_US])
+    launched(trace, begin + 10, begin + 100 * STEP_US, 5_000.0, 1)
+    path = tmp_path / "trace.json"
+    path.write_bytes(trace.text())
+    (row,) = list_steps(load_traces(path)).steps
+    assert (row.device_active_ms, row.device_idle_ms, row.kernels, row.bound) == (0.0, 10.0, 1, None)
+
+
+def test_a_clock_of_the_device_that_is_late_makes_no_queue(tmp_path: Path) -> None:
+    for late_us, known in ((0.0, True), (2_000.0, False)):
+        trace = Trace()
+        (begin,) = marks(trace, [STEP_US])
+        for number in range(5):
+            at = begin + 2_000 * number
+            launched(trace, at + 900, at + 910 + late_us, 50.0, number + 1)
+            trace.add("cuda_runtime", "cudaDeviceSynchronize", at + 920, 50.0, MAIN, correlation=100 + number)
+        report = measured(trace, tmp_path)
+        late = [note for note in report.notes if note.startswith("the clock of the device is late: 5 of 5 waits")]
+        assert bool(late) == (not known) and cautions(report.notes) == late
+        assert (report.bound, list_steps(load_traces(tmp_path / "trace.json")).steps[0].bound) == (
+            ("host", "host") if known else (None, None)
+        )
+        assert limit(report).startswith("host-bound") if known else "clocks of host and device differ" in limit(report)
+
+
+def test_collectives_without_kernels_are_not_taken_for_no_communication(tmp_path: Path) -> None:
+    trace = Trace()
+    (begin,) = marks(trace, [STEP_US])
+    for number in range(50):
+        launched(trace, begin + 100 * number, begin + 100 * number + 10, 50.0, number + 1)
+    trace.add("cpu_op", "record_param_comms", begin + 6_000, 20.0, MAIN)
+    trace.add("cuda_runtime", "cudaLaunchKernelExC", begin + 6_005, 5.0, MAIN, correlation=99)
+    (caution,) = cautions(measured(trace, tmp_path).notes)
+    assert caution.startswith("communication is missing: 1 of 1 launches of collectives have no kernel in the trace")
+    trace.add("kernel", "ncclDevKernel_AllReduce", begin + 6_020, 9.0, 20, 0, device=0, stream=20, correlation=99)
+    assert not cautions(measured(trace, tmp_path).notes)
+
+
+def test_work_that_runs_on_after_a_wait_for_an_event_is_no_sign_of_a_late_clock(tmp_path: Path) -> None:
+    trace = Trace()
+    (begin,) = marks(trace, [STEP_US])
+    for number in range(5):
+        at = begin + 2_000 * number
+        launched(trace, at + 900, at + 910, 500.0, number + 1)
+        for wait in ("cudaEventSynchronize", "cudaStreamSynchronize"):
+            trace.add("cuda_runtime", wait, at + 920, 5.0, MAIN, correlation=100 + number)
+    assert not measured(trace, tmp_path).notes
+
+
+def test_a_copy_that_ends_after_its_op_waited_for_it_shows_a_late_clock(tmp_path: Path) -> None:
+    trace = Trace()
+    (begin,) = marks(trace, [STEP_US])
+    trace.add("cpu_op", "aten::_local_scalar_dense", begin, 100.0, MAIN)
+    trace.add("cuda_runtime", "cudaMemcpyAsync", begin + 5, 5.0, MAIN, correlation=1)
+    trace.add("gpu_memcpy", "Memcpy DtoH", begin + 1_000, 2.0, 7, 0, device=0, stream=7, correlation=1)
+    trace.add("cuda_runtime", "cudaStreamSynchronize", begin + 20, 70.0, MAIN, correlation=2)
+    (caution,) = cautions(measured(trace, tmp_path).notes)
+    assert caution.startswith("the clock of the device is late: 1 of 1 waits for it are over") and "912 us" in caution

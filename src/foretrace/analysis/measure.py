@@ -32,9 +32,17 @@ from foretrace.analysis.report import (
     Workings,
     bound_by,
     idle_by_cause,
+    unrecorded_ms,
 )
 from foretrace.graph import Graph, Job
-from foretrace.graph.graph import MISSING_DEVICES, MISSING_KERNELS, SEVERAL_DEVICES, chosen_step, cut_to_step
+from foretrace.graph.graph import (
+    LATE_CLOCK,
+    MISSING_DEVICES,
+    MISSING_KERNELS,
+    SEVERAL_DEVICES,
+    chosen_step,
+    cut_to_step,
+)
 from foretrace.graph.tables import (
     LAUNCH,
     SEVERAL,
@@ -93,7 +101,7 @@ def measure_step(job: Job | Graph, step: str | None = None) -> StepReport:
         workings=Workings(tasks, timeline, path, with_earlier, segments, job=job, step=name),
     )
     if not any(rank.on_device for rank in report.ranks):
-        report.unrecorded_launches = sum(int((graph.calls.kind == LAUNCH).sum()) for graph in graphs)
+        report.unrecorded_launches = sum(rank.unrecorded_launches for rank in report.ranks)
     else:
         report.notes += _without_kernels(graphs, report.ranks)
     if report.ranks:
@@ -108,6 +116,7 @@ def measure_step(job: Job | Graph, step: str | None = None) -> StepReport:
         late = [place for place, graph in enumerate(graphs) if graph.rank in {one.rank for one in report.stragglers}]
         report.straggler_gain_ms = gain_without(late, as_measured(tasks, timeline), timeline) if late else None
     report.notes += _without_partners(graphs, collectives)
+    _forget_unknown_limits(report)
     return report
 
 
@@ -141,9 +150,21 @@ def _rank_reports(
                 # Storages live by the numbers of the uncut graph's ops.
                 peak_memory_bytes=_peak_memory(graph if graph.allocated else whole),
                 launched_before_ms=_launched_before_ms(whole, kernels),
+                unrecorded_launches=0 if on_device else int((graph.calls.kind == LAUNCH).sum()),
             )
         )
     return reports
+
+
+def _forget_unknown_limits(report: StepReport) -> None:
+    """Nobody knows what limits a step in which launched work seems not to start, where the device may have done what is
+    not recorded, or has a clock that is late.
+    """
+    doubtful = any(note.startswith((MISSING_KERNELS, LATE_CLOCK)) for note in report.notes)
+    each: list[StepReport | RankReport] = [report, *report.ranks]
+    for one in each:
+        if one.bound == "queue" and (doubtful or unrecorded_ms(one.idle, one.device_idle_ms)):
+            one.bound = None
 
 
 def _launched_before_ms(whole: Graph, kernels: KernelTable) -> float:

@@ -198,6 +198,8 @@ class RankReport:
     queue_depth: QueueDepth = field(default_factory=QueueDepth)
     peak_memory_bytes: int | None = None
     launched_before_ms: float = 0.0
+    unrecorded_launches: int = 0
+    """Launches of a measured step of which the source has no kernel at all."""
     """Device time whose launch came before the trace began; of a predicted rank, before its step."""
 
     @property
@@ -465,12 +467,29 @@ def _predicted_fields(report: StepReport) -> dict[str, Any]:
     }  # fmt: skip
 
 
+OF_DEVICES = ("device_active_ms", "device_idle_ms", "kernel_ms", "wait_ms", "launched_before_ms", "communication")
+"""Fields of a rank that are unknown where its device is not recorded."""
+
+
 def _measured_fields(report: StepReport) -> dict[str, Any]:
+    """The fields of a measured step's JSON; null where the source tells nothing: of devices, or of any time."""
     unprofiled = report.unprofiled
+
+    def by_rank(name: str) -> dict[int, Any]:
+        if not report.timed and name != "peak_memory_bytes":
+            return dict.fromkeys(rank.rank for rank in report.ranks)
+        unseen = {rank.rank for rank in report.ranks if rank.unrecorded_launches and name in OF_DEVICES}
+        return {rank: None if rank in unseen else value for rank, value in report.by_rank(name).items()}
+
+    totals = {name: getattr(report, name) for name in MEASURED}
+    if report.unrecorded_launches or not report.timed:
+        totals |= {"device_span_ms": None, "attributed": None}
+    if not report.timed:
+        totals["critical_path_ms"] = None
     return {
-        **{name: getattr(report, name) for name in MEASURED},
-        **{name: report.by_rank(name) for name in PER_RANK},
-        "overlap": report.by_rank("communication"),
+        **totals,
+        **{name: by_rank(name) for name in PER_RANK},
+        "overlap": by_rank("communication"),
         "ranks": {
             rank.rank: {
                 "overheads": rank.overheads,
@@ -517,6 +536,18 @@ def bound_by(step_ms: float, idle_ms: float, causes: dict[str, float], host_ms: 
     if idle_ms <= HOST_BOUND * step_ms and not keeps_waiting:
         return "device"
     return "queue" if launched else "host"
+
+
+def unrecorded_ms(rows: list[IdleRow], idle_ms: float) -> float:
+    """Idle time before the first recorded device event, when the device may have done earlier work, where that is most
+    of it; else 0.
+
+    >>> rows = [IdleRow("queued", UNRECORDED, 6.0, 0.75), IdleRow("T1", "aten::mm", 2.0, 0.25)]
+    >>> unrecorded_ms(rows, 8.0), unrecorded_ms(rows, 20.0)
+    (6.0, 0.0)
+    """
+    spent = sum(row.ms for row in rows if row.name == UNRECORDED)
+    return spent if spent > idle_ms / 2 else 0.0
 
 
 def plain(value: Any) -> Any:

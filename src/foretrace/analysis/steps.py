@@ -10,11 +10,11 @@ import numpy as np
 from foretrace.analysis.breakdown import kernel_family, kernels_in
 from foretrace.analysis.host_time import busy_ms, host_segments
 from foretrace.analysis.idle import idle_rows
-from foretrace.analysis.report import NotebookDocument, bound_by, idle_by_cause, plain
+from foretrace.analysis.report import NotebookDocument, bound_by, idle_by_cause, plain, unrecorded_ms
 from foretrace.errors import ForetraceError
 from foretrace.graph import Graph, Job
-from foretrace.graph.graph import cut_to_step
-from foretrace.graph.tables import COLLECTIVE, KernelTable, median
+from foretrace.graph.graph import LATE_CLOCK, cautions, cut_to_step
+from foretrace.graph.tables import COLLECTIVE, LAUNCH, KernelTable, median
 from foretrace.simulation.task_graph import total
 
 SLOW = 1.1
@@ -34,8 +34,9 @@ class StepRow:
     step: str
     ms: float
     rank: int
-    device_active_ms: float
-    device_idle_ms: float
+    device_active_ms: float | None
+    """None, as below, where the step launches work of which the trace holds nothing."""
+    device_idle_ms: float | None
     kernels: int
     """Launched in it."""
     bound: str | None
@@ -84,7 +85,11 @@ def list_steps(job: Job) -> StepList:
         if row.slow:
             more = {part: has.get(part, 0.0) - ms for part, ms in parts.items()}
             row.differs = _named_parts(more, row.ms - typical)
-    return StepList(job.source, typical, [row for row, _ in each], list(job.notes))
+    several = len(job.graphs) > 1
+    doubts = [
+        f"{note} (rank {graph.rank})" if several else note for graph in job.graphs for note in cautions(graph.notes)
+    ]
+    return StepList(job.source, typical, [row for row, _ in each], list(dict.fromkeys([*job.notes, *doubts])))
 
 
 def _named_parts(more: dict[str, float], longer_ms: float) -> dict[str, float]:
@@ -111,13 +116,17 @@ def _row(job: Job, name: str) -> tuple[StepRow, dict[str, float]]:
     active = total(kernels.start, kernels.end) / 1e3
     segments = host_segments(cut)
     idle = idle_rows(graph, kernels, segments, span.start, span.end, cut.ops)
-    if not len(kernels):
+    if not len(kernels) and not len(cut.kernels):
         kinds = [segments.label(row, "") for row in range(len(segments))]
         parts: dict[str, float] = {}
         for (kind, _), us in zip(kinds, segments.duration.tolist()):
             parts[kind] = parts.get(kind, 0.0) + us / 1e3
-        return StepRow(name, span.ms, graph.rank, 0.0, 0.0, 0, None), parts
+        unknown = None if (cut.calls.kind == LAUNCH).any() else 0.0
+        return StepRow(name, span.ms, graph.rank, unknown, unknown, 0, None), parts
     bound = bound_by(span.ms, span.ms - active, idle_by_cause(idle), busy_ms(segments))
+    late = any(note.startswith(LATE_CLOCK) for note in graph.notes)
+    if bound == "queue" and (late or unrecorded_ms(idle, span.ms - active)):
+        bound = None
     parts = _device_parts(graph, kernels)
     for row in idle:
         label = f"{row.cause}: {row.name}" if row.name else row.cause

@@ -20,6 +20,8 @@ Fact: TypeAlias = "bool | int | float | list[int] | list[float]"
 MAX_RANKS = 1 << 20
 """The most ranks that a job may have: a file with more is damaged or malicious."""
 MISSING_KERNELS = "kernels are missing: "
+MISSING_COLLECTIVES = "communication is missing: "
+LATE_CLOCK = "the clock of the device is late: "
 MISSING_DEVICES = "not all devices are recorded: "
 SEVERAL_DEVICES = "several devices are shown as one: "
 ANOTHER_TIME = "the recorded step took another time: "
@@ -41,6 +43,8 @@ CAUTIONS = (
     "several processes are taken for one rank: ",
     "most device time is left out: ",
     MISSING_KERNELS,
+    MISSING_COLLECTIVES,
+    LATE_CLOCK,
     MISSING_DEVICES,
     SEVERAL_DEVICES,
 )

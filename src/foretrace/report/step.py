@@ -17,8 +17,9 @@ from foretrace.analysis.report import (
     StepReport,
     TimeRow,
     bound_by,
+    unrecorded_ms,
 )
-from foretrace.graph.graph import MISSING_KERNELS, cautions
+from foretrace.graph.graph import LATE_CLOCK, cautions
 from foretrace.report.formatting import (
     bytes_,
     figure,
@@ -318,12 +319,13 @@ def _mostly(report: StepReport) -> str:
     """
     if not report.idle_causes or report.bound == "device":
         return ""
-    if report.bound is None:
+    if report.bound is None and report.idle_causes.get(NO_EVENT, 0.0) > report.device_idle_ms / 2:
         return "; most of that time has no events of the host"
-    if report.bound == "queue" and (unseen := _unrecorded_ms(report)):
+    if report.bound is None and (unseen := unrecorded_ms(report.idle, report.device_idle_ms)):
         return f", {ms(unseen)} ms {UNRECORDED}, perhaps with earlier work"
-    if report.bound == "queue" and _lacks_kernels(report):
-        return ", and kernels are missing"
+    if report.bound is None:
+        late = any(note.startswith(LATE_CLOCK) for note in report.notes)
+        return ", and the clocks of host and device differ" if late else ", and kernels are missing"
     cause, spent = next(iter(report.idle_causes.items()))
     meaning = f" ({_causes(report)[cause]})" if cause in OVERHEADS else ""
     longest = f"{ms(spent)} ms for {cause}{meaning}"
@@ -351,19 +353,9 @@ def _bound(report: StepReport, step_ms: float) -> str:
     idle = report.device_idle_ms
     bound = report.bound or bound_by(step_ms, idle, report.idle_causes)
     idles = f"device idle {percent(idle / step_ms if step_ms else 0.0)}"
-    if bound == "queue" and (_unrecorded_ms(report) or _lacks_kernels(report)):
+    if bound == "queue" and report.bound is None:
         return f"what limits it is unknown: no device work is recorded in {percent(idle / step_ms)}"
     return f"{BOUND[bound]}: {idles}" if bound else idles
-
-
-def _lacks_kernels(report: StepReport) -> bool:
-    return any(note.startswith(MISSING_KERNELS) for note in report.notes)
-
-
-def _unrecorded_ms(report: StepReport) -> float:
-    """Idle time in which launched work waits for what may not be recorded, where that is most of it; else 0."""
-    spent = sum(row.ms for row in report.idle if row.name == UNRECORDED)
-    return spent if spent > report.device_idle_ms / 2 else 0.0
 
 
 def held_back(report: StepReport, others: str) -> str:

@@ -23,10 +23,10 @@ def step_list_blocks(steps: StepList, top: int | None) -> Blocks:
         "<step": lambda row: row.step,
         "ms": lambda row: ms(row.ms),
         "rank": lambda row: str(row.rank),
-        "active": lambda row: ms(row.device_active_ms),
-        "idle": lambda row: ms(row.device_idle_ms),
+        "active": lambda row: "–" if row.device_active_ms is None else ms(row.device_active_ms),
+        "idle": lambda row: "–" if row.device_idle_ms is None else ms(row.device_idle_ms),
         "kernels": lambda row: f"{row.kernels:,}",
-        "<bound": lambda row: row.bound or ("–" if row.device_active_ms else "host"),
+        "<bound": lambda row: row.bound or ("host" if row.device_active_ms == 0 and not row.kernels else "–"),
         "<": lambda row: "slow" if row.slow else "",
     }
     if not ranks:

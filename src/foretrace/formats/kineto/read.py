@@ -18,10 +18,19 @@ from foretrace.formats.kineto.events import read_events
 from foretrace.formats.kineto.tables import Clock, activity_table, call_table, kernel_table, op_table, shared_ids
 from foretrace.formats.values import dtype_name
 from foretrace.graph import CallTable, Collective, ForetraceError, Graph, KernelTable, OpTable, Span, tensors_in
-from foretrace.graph.graph import MISSING_KERNELS, SEVERAL_DEVICES
+from foretrace.graph.graph import LATE_CLOCK, MISSING_COLLECTIVES, MISSING_KERNELS, SEVERAL_DEVICES
 from foretrace.graph.op import ITEMSIZE
 from foretrace.graph.operators import collective_kind
-from foretrace.graph.tables import CALL, COLLECTIVE, SEVERAL, Floats, distinct, launches_without_kernels
+from foretrace.graph.tables import (
+    CALL,
+    COLLECTIVE,
+    SEVERAL,
+    STREAM_BITS,
+    SYNC,
+    Floats,
+    distinct,
+    launches_without_kernels,
+)
 
 NO_SHAPES = "no shapes of arguments: profile with record_shapes=True to have them"
 MAX_EVENT_US = 86_400e6
@@ -228,7 +237,9 @@ def _notes(graph: Graph, columns: Columns) -> list[str]:
 
 
 def _contradictions(graph: Graph) -> list[str]:
-    """Notes on launches without kernels and on kernels that start before their launches."""
+    """Notes on launches without kernels, on kernels that start before their launches, and on those that go on after a
+    wait for them is over.
+    """
     kernels, calls = graph.kernels, graph.calls
     known = kernels.call >= 0
     if not known.any():
@@ -241,13 +252,69 @@ def _contradictions(graph: Graph) -> list[str]:
             f"{MISSING_KERNELS}{lost:,} of {launches:,} launches have none in the trace; the device worked longer than "
             "is shown"
         )
+    elif not captures:
+        notes += _missing_collectives(graph)
     early = calls.start[kernels.call[known]] - kernels.start[known]
     if (early > 0).mean() > SEVERAL:
         notes.append(
             f"{int((early > 0).sum()):,} of {int(known.sum()):,} kernels start before the calls that launched them, by "
             f"up to {float(early.max()):,.0f} us: the clocks of host and device differ by as much or more"
         )
+    late = _late_after_waits(graph)
+    contrary = int((late > BARELY_LATE_US).sum())
+    if contrary > HALF * len(late):
+        notes.append(
+            f"{LATE_CLOCK}{contrary:,} of {len(late):,} waits for it are over before the work that they wait for, by "
+            f"{float(np.median(late)):,.0f} us (median): times from launch to start are too long by about as much"
+        )
     return notes
+
+
+def _missing_collectives(graph: Graph) -> list[str]:
+    """A note where launches around which a collective is named have no kernels, though other launches have them."""
+    kernels, calls, ops = graph.kernels, graph.calls, graph.ops
+    if not len(ops):
+        return []
+    around = np.append(ops.names.matching(lambda name: bool(_AROUND.match(name)))[ops.name], False)[calls.op]
+    around &= calls.names.matching(lambda name: "Launch" in name and "Graph" not in name)[calls.name]
+    launches, lost = int(around.sum()), int((~np.isin(np.flatnonzero(around), kernels.call)).sum())
+    if lost <= SEVERAL * launches:
+        return []
+    return [
+        f"{MISSING_COLLECTIVES}{lost:,} of {launches:,} launches of collectives have no kernel in the trace; how long "
+        "these take, and who waits in them, is unknown"
+    ]
+
+
+BARELY_LATE_US, HALF = 50.0, 0.5
+"""How long after a wait work may end, by clocks that agree; and the share of waits that shows that they do not."""
+
+
+def _late_after_waits(graph: Graph) -> Floats:
+    """For each wait for the one device of a trace, how much later the last kernel ends that was launched before.
+
+    A wait for one stream is compared with what its own op gave the device before, as a copy to the host. One for an
+    event tells nothing: later work may run on.
+    """
+    kernels, calls = graph.kernels, graph.calls
+    launched = np.flatnonzero(kernels.call >= 0)
+    if len(distinct(kernels.stream >> STREAM_BITS)) > 1:
+        return np.zeros(0)
+    launched = launched[np.argsort(calls.start[kernels.call[launched]], kind="stable")]
+    start, end = calls.start[kernels.call[launched]], kernels.end[launched]
+    latest = np.maximum.accumulate(end)
+    whole = calls.names.matching(lambda name: "DeviceSynchronize" in name)[calls.name]
+    streams = calls.names.matching(lambda name: "StreamSynchronize" in name)[calls.name]
+    of_torch = graph.ops.names.matching(lambda name: name.startswith("aten::"))[graph.ops.name]
+    streams &= np.append(of_torch, False)[calls.op]
+    found = []
+    for row in np.flatnonzero((calls.kind == SYNC) & (whole | streams)).tolist():
+        before = int(np.searchsorted(start, calls.start[row]))
+        if whole[row] and before:
+            found.append(latest[before - 1] - calls.end[row])
+        elif before and kernels.op[launched[before - 1]] == calls.op[row]:
+            found.append(end[before - 1] - calls.end[row])
+    return np.array(found)
 
 
 # Collectives: kernels of NCCL and RCCL and gloo's work, with what the ops around them say
