@@ -225,3 +225,15 @@ def test_a_copy_that_ends_after_its_op_waited_for_it_shows_a_late_clock(tmp_path
     trace.add("cuda_runtime", "cudaStreamSynchronize", begin + 20, 70.0, MAIN, correlation=2)
     (caution,) = cautions(measured(trace, tmp_path).notes)
     assert caution.startswith("the clock of the device is late: 1 of 1 waits for it are over") and "912 us" in caution
+
+
+def test_a_host_whose_waits_are_unknown_is_not_busier_than_the_device(tmp_path: Path) -> None:
+    trace = Trace()
+    (begin,) = marks(trace, [STEP_US])
+    trace.add("cpu_op", "aten::mm", begin, STEP_US, MAIN)
+    launched(trace, begin + 1_000, begin + 1_700, STEP_US - 1_700, 1)
+    assert measured(trace, tmp_path).bound == "host"
+    trace.events = [event for event in trace.events if event["cat"] != "cuda_runtime"]
+    report = measured(trace, tmp_path)
+    assert report.device_idle_ms == pytest.approx(1.7) and report.bound == "device"
+    assert list_steps(load_traces(tmp_path / "trace.json")).steps[0].bound == "device"

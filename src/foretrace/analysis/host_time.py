@@ -44,6 +44,7 @@ from foretrace.graph.tables import (
     CallTable,
     Floats,
     Ints,
+    KernelTable,
     Longs,
     OpTable,
     Small,
@@ -245,11 +246,14 @@ def host_overheads(segments: Sequence[Segments]) -> dict[str, HostOverhead]:
     }
 
 
-def busy_ms(segments: Segments) -> float:
+def busy_ms(segments: Segments, kernels: KernelTable) -> float:
     """Milliseconds in which any thread of a rank works, and does not wait for the device.
 
-    After the last call of a thread nothing is recorded of what it does: it may wait.
+    After the last call of a thread nothing is recorded of what it does: it may wait. Where no kernel names its launch,
+    nobody knows when the host waits and when it works: then none of its time counts.
     """
+    if len(kernels) and not (kernels.call >= 0).any():
+        return 0.0
     unknown = (segments.kind == T1) & (segments.op < 0) & (segments.cause < 0)
     works = (segments.kind != SYNC) & ~unknown
     return total(segments.start[works], segments.end[works]) / 1e3

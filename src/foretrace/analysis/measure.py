@@ -129,7 +129,7 @@ def _rank_reports(
         kernels = kernels_in(whole, start, end)
         active, step_ms = total(kernels.start, kernels.end) / 1e3, (end - start) / 1e3
         idle = idle_rows(whole, kernels, cut, start, end, graph.ops)
-        on_device, host_ms = len(kernels) or len(graph.kernels), busy_ms(cut)
+        on_device, host_ms = len(kernels) or len(graph.kernels), busy_ms(cut, whole.kernels)
         reports.append(
             RankReport(
                 rank=graph.rank,

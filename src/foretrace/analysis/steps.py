@@ -123,7 +123,7 @@ def _row(job: Job, name: str) -> tuple[StepRow, dict[str, float]]:
             parts[kind] = parts.get(kind, 0.0) + us / 1e3
         unknown = None if (cut.calls.kind == LAUNCH).any() else 0.0
         return StepRow(name, span.ms, graph.rank, unknown, unknown, 0, None), parts
-    bound = bound_by(span.ms, span.ms - active, idle_by_cause(idle), busy_ms(segments))
+    bound = bound_by(span.ms, span.ms - active, idle_by_cause(idle), busy_ms(segments, graph.kernels))
     late = any(note.startswith(LATE_CLOCK) for note in graph.notes)
     if bound == "queue" and (late or unrecorded_ms(idle, span.ms - active)):
         bound = None

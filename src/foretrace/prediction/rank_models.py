@@ -112,7 +112,8 @@ class MeasuredRank(RankModel):
         if not len(segments):
             raise ForetraceError(
                 f"{whole.source or f'rank {whole.rank}'} has no measured host times",
-                "Say --on PLATFORM to predict it on one, or give profiler traces of all ranks.",
+                "Give profiler traces of all ranks that hold the host's events too (ProfilerActivity.CPU), or say "
+                "--on PLATFORM without --kernels measured.",
             )
         measured = measured_rank_tasks(graph, segments)
         if drop_gaps:
