@@ -98,7 +98,7 @@ def test_what_makes_a_step_doubtful_is_said_with_its_source() -> None:
     unseen = measure_step(Job([rank(Call("aten::mm", 0, 50), Runtime(10, 20))], source="cpu.json"))
     found = compare_steps(measure_step(job(step(10))), unseen)
     assert found.cautions == ["cpu.json: its 1 launches have no kernels in the trace"]
-    assert found.device_active_ms == (0.01, 0.0)
+    assert found.device_active_ms == (0.01, None)
 
 
 def test_idle_time_is_compared_by_its_cause() -> None:

@@ -69,6 +69,12 @@ def test_a_tpu_has_ops_and_no_launches(tmp_path: Path):
     assert measure_step(Job([graph]), "ProfilerStep#2").device_active_ms == pytest.approx(0.004)
 
 
+def test_devices_keep_the_numbers_that_their_names_have(tmp_path: Path) -> None:
+    events = [*named(5, "/device:GPU:2", t14="Stream #14(Compute)"), *named(9, "/device:GPU:3", t14="Stream #14")]
+    events += [span(pid, 14, "fusion", 1000.0 + pid, 5.0, hlo_op="fusion") for pid in (5, 9)]
+    assert any("the trace holds work of 2 (2, 3)" in note for note in read(tmp_path, events).notes)
+
+
 def test_an_ascend_trace_has_text_for_times_and_flows_for_launches(tmp_path: Path):
     graph = read(tmp_path, [
         *named(2, "Python"), *named(4, "CANN"), *named(5, "Ascend Hardware", t2="Stream 2"),

@@ -89,8 +89,8 @@ class StepDifference:
     after: str
     step_ms: Pair
     """Of the slowest rank."""
-    device_active_ms: Pair
-    """Of the busiest rank; 0 where nothing is recorded of a device."""
+    device_active_ms: tuple[float | None, float | None]
+    """Of the busiest rank; 0 where nothing is recorded of a device, None where it was launched and is not recorded."""
     critical_path: list[PathChange] = field(default_factory=list)
     """By kind of work; the changes add up to that of the critical path, and of a predicted step."""
     communication: list[PathChange] = field(default_factory=list)
@@ -165,7 +165,9 @@ def _cautions(report: StepReport) -> list[str]:
     return [f"its {unseen:,} launches have no kernels in the trace"] * bool(unseen) + report.cautions
 
 
-def _busiest(report: StepReport) -> float:
+def _busiest(report: StepReport) -> float | None:
+    if report.unrecorded_launches:
+        return None
     return max((rank.device_active_ms for rank in report.ranks), default=report.device_active_ms)
 
 

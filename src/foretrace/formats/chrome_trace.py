@@ -114,6 +114,9 @@ def _border_time(event: dict[str, Any]) -> float:
     return -math.inf if math.isnan(at) else at
 
 
+_DEVICE_NUMBER = re.compile(r"(?:gpu|[tnhx]pu|device)[ :#]?(\d{1,4})\b", re.IGNORECASE)
+
+
 class _Lanes:
     """Which processes of a trace are devices, and which of their threads show work."""
 
@@ -129,6 +132,8 @@ class _Lanes:
                 self.threads[_lane(event)] = label
         pids = {_key(event.get("pid")) for event in raw if event.get("ph") == "X"}
         self.devices = {pid for pid in pids if is_device(self.processes.get(pid, str(pid)))}
+        self.numbers = _device_numbers({pid: self.processes.get(pid, str(pid)) for pid in self.devices})
+        """Of the devices."""
         spans = [event for event in raw if event.get("ph") == "X"]
         ends = [event for event in raw if event.get("ph") in ("f", "t")]
         self.begun = {_at(event): event.get("id") for event in raw if event.get("ph") == "s"}
@@ -184,7 +189,7 @@ class _Lanes:
         flow = self.ended.get(_at(event)) if flow is None else flow
         found.cat = "gpu_memcpy" if _COPY.match(found.name) else "kernel"
         found.args = Args(
-            device=_number(("device", _key(event.get("pid"))), numbers),
+            device=self.numbers[_key(event.get("pid"))],
             stream=_number(("stream", _lane(event)), numbers),
             correlation=0 if flow is None else _number(flow, numbers),
         )
@@ -209,6 +214,19 @@ class _Lanes:
             if isinstance(args, dict) and str(args.get("step_num", "")).isdecimal():
                 found.name = f"ProfilerStep#{args['step_num']}"
         yield found
+
+
+def _device_numbers(names: dict[Any, str]) -> dict[Any, int]:
+    """The number of each device as the names of their processes have it; by order where these tell no devices apart.
+
+    >>> _device_numbers({7: "/device:GPU:2", 8: "/device:GPU:3"}), _device_numbers({7: "NPU", 4: "NPU"})
+    ({7: 2, 8: 3}, {4: 0, 7: 1})
+    """
+    last = {pid: _DEVICE_NUMBER.search(name) for pid, name in names.items()}
+    numbers = {pid: int(found[1]) for pid, found in last.items() if found}
+    if len(set(numbers.values())) == len(names):
+        return numbers
+    return {pid: place for place, pid in enumerate(sorted(names, key=lambda pid: (isinstance(pid, str), pid)))}
 
 
 def _longest_first(event: dict[str, Any]) -> float:

@@ -44,8 +44,9 @@ def difference_blocks(difference: StepDifference, top: int | None) -> Blocks:
     """What changed from one measured step to another: step and device time, then the tables."""
     facts: list[Fact] = [("caution", "", text) for text in difference.cautions]
     facts.append(("step", change(*difference.step_ms), "of the slowest rank"))
-    if all(difference.device_active_ms):
-        facts.append(("device", change(*difference.device_active_ms), "active, on the busiest rank"))
+    before, after = difference.device_active_ms
+    if before and after:
+        facts.append(("device", change(before, after), "active, on the busiest rank"))
     yield fact_lines(f"{difference.before} → {difference.after}", facts)
     yield from _change_tables(difference, top)
 
