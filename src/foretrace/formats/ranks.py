@@ -130,9 +130,9 @@ def align_clocks(graphs: list[Graph]) -> tuple[list[Graph], list[str]]:
     for graph in moved:
         graph.origin_ns = moved[0].origin_ns
     spread = (max(offsets) - min(offsets)) / 1e3
+    differ = f"clocks of the ranks differ by {spread:.3f} ms" if known else "the traces have no wall time"
     return moved, [
-        f"clocks of the ranks differ by {spread:.3f} ms: aligned by {used:,} collectives, "
-        f"whose ends then agree within {residual:.1f} us (median)"
+        f"{differ}: aligned by {used:,} collectives, whose ends then agree within {residual:.1f} us (median)"
     ]
 
 
