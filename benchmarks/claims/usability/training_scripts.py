@@ -130,7 +130,7 @@ def outcome(name: str, job: Job, environment: dict[str, str]) -> dict[str, Any]:
 
 def shortened(line: str) -> str:
     """The first words of an error, without folders."""
-    return re.sub(r"/\S*/", "", line)[:160]
+    return re.sub(r"(?<![\w.])/\S*/", "", line)[:160]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
