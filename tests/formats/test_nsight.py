@@ -83,6 +83,30 @@ def test_kernels_calls_and_ranges_of_the_busiest_process_are_read(tmp_path: Path
     assert measure_step(Job([graph])).device_active_ms == pytest.approx(0.0455)
 
 
+@pytest.mark.parametrize(
+    ("names", "steps"),
+    [
+        (["step_5", "Step 6"], ["ProfilerStep#5", "ProfilerStep#6"]),
+        (["iteration 0", "iteration 0"], ["ProfilerStep#0", "ProfilerStep#1"]),
+        (["train_step:1", "batch size 64"], ["ProfilerStep#1"]),
+        (["warm-up step", "step"], []),
+    ],
+)
+def test_ranges_that_are_named_like_steps_are_steps(tmp_path: Path, names: list[str], steps: list[str]):
+    with closing(sqlite3.connect(report(tmp_path / "report.sqlite"))) as db:
+        ranges = [(0, 30_000, names[0], 5), (1_000, 2_000, "step 9", 5), (30_000, 70_000, names[1], 5),
+                  (75_000, 76_000, "iter 3", 6)]  # fmt: skip
+        inside = [one for one in ranges if steps or one[2] in names]
+        db.executemany(
+            "INSERT INTO NVTX_EVENTS VALUES (?, ?, 59, ?, ?, NULL, 0)",
+            [(start, end, name, PROCESS + thread) for start, end, name, thread in inside],
+        )
+        db.commit()
+    graph = load_traces(tmp_path / "report.sqlite").graphs[0]
+    assert [step.name for step in graph.steps] == steps
+    assert any("no step marks" in note for note in graph.notes) == (not steps)
+
+
 def test_processes_that_launch_work_are_ranks(tmp_path: Path):
     with closing(sqlite3.connect(report(tmp_path / "report.sqlite"))) as db:
         db.execute("INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (500, 600, 0, ?, 1, 0, 0)", (OTHER + 5,))

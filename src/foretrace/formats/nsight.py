@@ -35,6 +35,8 @@ _PID_BITS = 24
 _VERSION = re.compile(r"_v\d+$")
 _EMITTED = re.compile(r",\s*(seq|op_id|sizes|input_op_ids) = .*", re.DOTALL)
 """What ``torch.autograd.profiler.emit_nvtx`` writes after the name of an op."""
+_STEP = re.compile(r"(?:train(?:ing)?[ _-]?)?(?:step|iteration|iter)[ _#:=-]*(\d{1,9})$", re.IGNORECASE)
+"""Names of NVTX ranges that are steps: ``step 3``, ``iteration_3``, ``train_step:3``."""
 _COPIES = {1: "HtoD", 2: "DtoH", 8: "DtoD", 10: "PtoP"}
 """CUPTI's numbers of the directions of copies."""
 
@@ -124,11 +126,15 @@ class _Report:
         for row in self.rows(_RUNTIME, process):
             name = _VERSION.sub("", self.strings.get(_field(row, "nameId"), "unknown call"))
             yield self._event(row, "cuda_runtime", name, Args(correlation=_whole(row, "correlationId") or 0))
-        for row in self.rows(_NVTX, process):
-            if _field(row, "eventType") in (None, *_NESTED) and _whole(row, "end") is not None:
-                text = _field(row, "text") or self.strings.get(_field(row, "textId"), "")
-                name = _EMITTED.sub("", str(text))
-                yield self._event(row, "cpu_op" if "::" in name else "user_annotation", name, Args())
+        ranges = [self._event(row, *self._range(row), Args()) for row in self.rows(_NVTX, process) if _nests(row)]
+        _mark_steps(ranges)
+        yield from ranges
+
+    def _range(self, row: sqlite3.Row) -> tuple[str, str]:
+        """Category and name of an NVTX range."""
+        text = _field(row, "text") or self.strings.get(_field(row, "textId"), "")
+        name = _EMITTED.sub("", str(text))
+        return "cpu_op" if "::" in name else "user_annotation", name
 
     def _event(self, row: sqlite3.Row, category: str, name: str, args: Args) -> Event:
         start, end = _whole(row, "start") or 0, _whole(row, "end") or 0
@@ -154,6 +160,29 @@ class _Report:
     def start_ns(self) -> int:
         """Wall-clock time of time zero; 0 where unknown."""
         return next((_whole(row, "utcEpochNs") or 0 for row in self.rows("TARGET_INFO_SESSION_START_TIME")), 0)
+
+
+def _nests(row: sqlite3.Row) -> bool:
+    return _field(row, "eventType") in (None, *_NESTED) and _whole(row, "end") is not None
+
+
+def _mark_steps(ranges: list[Event]) -> None:
+    """Name step marks as the profiler does: ranges called like steps, on the thread of the first, and in no other one.
+
+    They keep their numbers, unless one comes twice.
+    """
+    marks: list[tuple[Event, int]] = []
+    named = [(event, int(said[1])) for event in ranges if (said := _STEP.fullmatch(event.name))]
+    for event, number in sorted(named, key=lambda each: each[0].ts):
+        if not marks or _follows(event, marks[-1][0]):
+            marks.append((event, number))
+    again = len({number for _, number in marks}) < len(marks)
+    for place, (event, number) in enumerate(marks):
+        event.name = f"ProfilerStep#{place if again else number}"
+
+
+def _follows(event: Event, before: Event) -> bool:
+    return event.tid == before.tid and event.ts >= before.ts + before.dur
 
 
 def _field(row: sqlite3.Row, name: str) -> Any:
