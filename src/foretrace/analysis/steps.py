@@ -75,8 +75,8 @@ def list_steps(job: Job) -> StepList:
     if not names or not all(graph.has_times for graph in job.graphs):
         raise ForetraceError(
             f"{job.source or 'the trace'} marks no steps that have times",
-            "Call the profiler's step() after each step, or put an NVTX range named step_N around it for Nsight Systems; "
-            "without --steps all of the trace is shown as one.",
+            "Call the profiler's step() after each step, or put an NVTX range named step_N around it for Nsight "
+            "Systems; without --steps all of the trace is shown as one.",
         )
     each = [_row(job, name) for name in names]
     typical = float(median(np.array([row.ms for row, _ in each])))
