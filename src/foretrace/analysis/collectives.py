@@ -366,25 +366,25 @@ def wait_ms(graphs: list[Graph], collectives: list[CollectiveTimes]) -> dict[int
     nothing is recorded of its device.
     """
     matched = {position for group in collectives if len(group.members) > 1 for position in group.members}
-    met = _ranks_that_meet(graphs) if len(matched) < len(graphs) else set()
+    communicate = _ranks_that_communicate(graphs) if len(matched) < len(graphs) else set()
     waits: dict[int, float | None] = {}
     for position, graph in enumerate(graphs):
         start, end, _ = waiting(position, collectives)
         unseen = graph.world > 1 and not len(graph.kernels) and (graph.calls.kind == LAUNCH).any()
-        known = position in matched or not (graph.rank in met or unseen)
+        known = position in matched or not (graph.rank in communicate or unseen)
         waits[graph.rank] = total(start, end) / 1e3 if known else None
     return waits
 
 
-def _ranks_that_meet(graphs: list[Graph]) -> set[int]:
+def _ranks_that_communicate(graphs: list[Graph]) -> set[int]:
     """The ranks that have to communicate with others, by what any of them shows."""
-    met: set[int] = set()
+    ranks: set[int] = set()
     for graph in graphs:
         for one in {(one.kind in ONE_SIDED, one.group, one.ranks, one.peer): one for one in graph.collectives}.values():
             known = one.kind in ONE_SIDED or one.ranks or graph.groups.get(one.group, ())
-            together = {graph.rank, *members(graph, one)}
-            met |= together if len(together) > 1 or not known else set()
-    return met
+            taking_part = {graph.rank, *members(graph, one)}
+            ranks |= taking_part if len(taking_part) > 1 or not known else set()
+    return ranks
 
 
 def pair_waits(graphs: list[Graph], collectives: list[CollectiveTimes]) -> list[PairWait]:
@@ -414,16 +414,16 @@ def _pair(rank: int, late: int, waits: Sequence[tuple[Floats, Floats]]) -> PairW
 def add_collectives(report: StepReport, collectives: list[CollectiveTimes]) -> None:
     """Transfer and wait of the collectives of each kind and size."""
     alike: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
-    met: set[tuple[str, int]] = set()
+    matched: set[tuple[str, int]] = set()
     for group in collectives:
         columns = (group.kinds, group.nbytes.tolist(), group.transfer.tolist(), group.wait.sum(axis=1).tolist())
         for kind, nbytes, transfer, wait in zip(*columns):
             alike[kind, nbytes].append((transfer / 1e3, wait / 1e3))
-        met |= set() if group.alone else set(zip(group.kinds, group.nbytes.tolist()))
+        matched |= set() if group.alone else set(zip(group.kinds, group.nbytes.tolist()))
     for (kind, nbytes), times in alike.items():
         transfers, waits = zip(*times)
         report.transfer_ms[kind] = report.transfer_ms.get(kind, 0.0) + sum(transfers)
-        waited = sum(waits) if (kind, nbytes) in met or report.predicted else None
+        waited = sum(waits) if (kind, nbytes) in matched or report.predicted else None
         report.collectives.append(
             CollectiveRow(kind, nbytes, len(times), float(median(np.array(transfers))), sum(transfers), waited)
         )

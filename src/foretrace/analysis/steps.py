@@ -87,10 +87,10 @@ def list_steps(job: Job) -> StepList:
             more = {part: has.get(part, 0.0) - ms for part, ms in parts.items()}
             row.differs = _named_parts(more, row.ms - typical)
     several = len(job.graphs) > 1
-    doubts = [
+    cautioned = [
         f"{note} (rank {graph.rank})" if several else note for graph in job.graphs for note in cautions(graph.notes)
     ]
-    return StepList(job.source, typical, [row for row, _ in each], list(dict.fromkeys([*job.notes, *doubts])))
+    return StepList(job.source, typical, [row for row, _ in each], list(dict.fromkeys([*job.notes, *cautioned])))
 
 
 def _named_parts(more: dict[str, float], longer_ms: float) -> dict[str, float]:

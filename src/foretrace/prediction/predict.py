@@ -468,9 +468,9 @@ def merge_rank_notes(notes: Mapping[int, Iterable[str]]) -> list[str]:
 
 
 def _job_notes(job: Job, more: list[str]) -> list[str]:
-    doubts = [note for graph in job.graphs for note in cautions(graph.notes)]
-    others = {graph.rank: [note for note in graph.notes if note not in doubts] for graph in job.graphs}
-    notes = [*job.notes, *doubts, *merge_rank_notes(others)]
+    cautioned = [note for graph in job.graphs for note in cautions(graph.notes)]
+    others = {graph.rank: [note for note in graph.notes if note not in cautioned] for graph in job.graphs}
+    notes = [*job.notes, *cautioned, *merge_rank_notes(others)]
     if job.missing:
         if len(job.graphs) == 1:
             notes.append(
