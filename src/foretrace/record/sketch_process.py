@@ -260,6 +260,9 @@ def _answer() -> Iterator[str]:
     try:
         try:
             import foretrace.record.run_script  # noqa: F401
+            from foretrace.record.sketch.compiled.regions import load_dynamo
+
+            load_dynamo()  # before the guard is active, which slows each import
         except ModuleNotFoundError as error:
             if error.name != "torch":
                 raise

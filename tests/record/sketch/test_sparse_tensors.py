@@ -105,3 +105,20 @@ def test_gradients_of_lookups_say_no_count_since_it_varies() -> None:
         warnings.simplefilter("ignore")
         assert stored_elements(torch.sparse_coo_tensor(torch.tensor([[1, 2]]), torch.ones(2, 4), (8, 4))) == -1
     assert Tensor((8, 4), "float32", layout="sparse_coo").stored == -1
+
+
+def test_a_sparse_gradient_is_added_to_a_table_that_is_never_allocated() -> None:
+    """PyTorch's own fake tensors add real zeros, as many as the table has."""
+
+    def build() -> Callable[[], None]:
+        table = torch.nn.EmbeddingBag(1 << 40, 64, mode="sum", sparse=True, device="cuda")
+        optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            table(torch.zeros(8, 4, dtype=torch.int64, device="cuda")).sum().backward()
+            optimizer.step()
+
+        return step
+
+    assert [op.name for op in sketch(build, "cuda").ops if op.phase == "optimizer"][-1] == "aten::add_"

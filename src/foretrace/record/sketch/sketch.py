@@ -31,6 +31,7 @@ from foretrace.record.sketch.compiled.regions import (
     COMPILE,
     GRAPHED,
     CompiledRegions,
+    compile_called,
     compiled_regions,
     outermost_modules,
 )
@@ -171,13 +172,14 @@ def pretending(device: str | None, world: int | None, rank: int, compile: str | 
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # copying a model causes it
         stack.enter_context(gc_paused())  # it would walk a growing heap again and again, and find nothing
+        called_before = compile_called()  # fake tensors load TorchDynamo themselves
         fake_step = stack.enter_context(FakeStepMode())
         stack.enter_context(readable(fake_step))
         gpu, left_out = None, LeftOut()
         if device == "cuda":
             left_out = stack.enter_context(eager_code_on_cuda())
             gpu = stack.enter_context(pretended_cuda(fake_step.copied))
-        compiled = stack.enter_context(compiled_regions(gpu, compile))
+        compiled = stack.enter_context(compiled_regions(gpu, compile, called_before))
         group = None
         if world is not None:
             from foretrace.record.sketch.process_group import pretended_group

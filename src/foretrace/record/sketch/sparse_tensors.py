@@ -41,6 +41,7 @@ class SparseTensors:
             aten.sparse_compressed_tensor.comp_plain_value_size: self._made_compressed,
             aten._sparse_compressed_tensor_unsafe.default: self._made_compressed,
             aten._sparse_sum.dim: self._summed,
+            aten.add_.Tensor: self._added,
             **dict.fromkeys((aten.mm.default, aten.mv.default), self._product),
             **dict.fromkeys(
                 (aten.addmm.default, aten._sparse_addmm.default), lambda added, *pair, **_: self._product(*pair)
@@ -88,6 +89,13 @@ class SparseTensors:
         with self._mode:
             values = torch.empty((hit, *sparse.shape[1:]), dtype=sparse.dtype, device=sparse.device)
             return values.new_empty((1, hit), dtype=torch.int64), values
+
+    def _added(self, dense: Any, other: Any, **_: Any) -> Any:
+        """A dense tensor to which a sparse one is added: PyTorch would add real zeros, as large as the table."""
+        if not isinstance(other, FakeTensor) or other.layout == torch.strided or dense.layout != torch.strided:
+            return None
+        self._mode.values.overwrite(dense)
+        return dense
 
     # Matrices.
 

@@ -284,6 +284,28 @@ def test_a_compile_that_a_script_keeps_is_torchs_own_after_the_sketch() -> None:
     assert regions.notes == [ONE]
 
 
+LATE = """
+import sys
+from torch import compile
+import torch, foretrace as ft
+from foretrace.graph.op import COMPILED_REGION
+def build():
+    model = torch.nn.Linear(8, 8, device="cuda")
+    given = torch.randn(4, 8, device="cuda")
+    run = compile(model) if "compiled" in sys.argv else model
+    return lambda: run(given).relu().sum().backward()
+graph = ft.sketch(build, "cuda")
+print("torch._inductor.compile_fx" in sys.modules, COMPILED_REGION in graph.ops.names.items)
+"""
+
+
+@on_cuda
+@pytest.mark.parametrize("how", ["eager", "compiled"])
+def test_the_compiler_is_loaded_by_the_first_call_of_torch_compile_however_it_was_imported(how: str) -> None:
+    done = subprocess.run([sys.executable, "-c", LATE, how], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(how == "compiled")] * 2
+
+
 @pytest.mark.slow
 def test_a_step_that_was_compiled_before_is_sketched_and_still_compiled_after(tmp_path: Path) -> None:
     train = """

@@ -90,9 +90,29 @@ class CompiledRegions:
         return said
 
 
+_loaded_ahead = False
+"""Whether TorchDynamo was loaded here before any code could call torch.compile."""
+
+
+def load_dynamo() -> None:
+    """Import TorchDynamo, which fake tensors need, where no code of a script has run yet."""
+    global _loaded_ahead
+    _loaded_ahead = "torch._dynamo" not in sys.modules
+    import_module("torch._dynamo.config")
+
+
+def compile_called() -> bool:
+    """Whether torch.compile may have been called: where TorchDynamo is loaded, and nothing else has loaded it."""
+    return "torch._dynamo" in sys.modules and not _loaded_ahead
+
+
 @contextmanager
-def compiled_regions(gpu: PretendedGpu | None, wanted: str | None = None) -> Iterator[CompiledRegions]:
+def compiled_regions(
+    gpu: PretendedGpu | None, wanted: str | None = None, called_before: bool = True
+) -> Iterator[CompiledRegions]:
     """Compile what torch.compile returns, or has returned before, for a pretended GPU; without one it runs eagerly.
+
+    ``called_before`` says whether torch.compile may have been called by now.
 
     >>> with compiled_regions(None) as regions:
     ...     torch.compile(torch.neg)(torch.ones(1))
@@ -102,10 +122,10 @@ def compiled_regions(gpu: PretendedGpu | None, wanted: str | None = None) -> Ite
     """
     regions = CompiledRegions(wanted)
     with ExitStack() as stack:
-        if "torch._dynamo" in sys.modules:
+        if called_before:
             stack.enter_context(_compiling(regions, gpu))
         elif hasattr(torch, "compile"):
-            stack.enter_context(_once_loaded(lambda: _compiling(regions, gpu)))
+            stack.enter_context(_once_called(lambda: _compiling(regions, gpu)))
         yield regions
 
 
@@ -176,23 +196,27 @@ def outermost_modules() -> Iterator[list[torch.nn.Module]]:
 
 
 @contextmanager
-def _once_loaded(begin: Callable[[], Any]) -> Iterator[None]:
-    """The same once torch.compile is called: loading the compiler takes longer than many sketches."""
-    compile = torch.compile
-    with ExitStack() as stack:
-        waiting = [begin]
+def _once_called(begin: Callable[[], Any]) -> Iterator[None]:
+    """The same once torch.compile is called: loading TorchInductor takes longer than many sketches."""
+    waiting = [begin]
+    with ExitStack() as begun, ExitStack() as patches:
 
-        @functools.wraps(compile)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            while waiting:
-                stack.enter_context(waiting.pop()())
-            return compile(*args, **kwargs)
+        def beginning(compile: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(compile)
+            def call(*args: Any, **kwargs: Any) -> Any:
+                while waiting:
+                    begun.enter_context(waiting.pop()())
+                return compile(*args, **kwargs)
 
-        with patch.object(torch, "compile", call):
-            try:
-                yield
-            finally:
-                waiting.clear()  # a script may still hold the patched function
+            return call
+
+        patches.enter_context(patch.object(torch, "compile", beginning(torch.compile)))
+        if dynamo := sys.modules.get("torch._dynamo"):  # called by a torch.compile that was imported before, too
+            patches.enter_context(patch.object(dynamo, "optimize", beginning(dynamo.optimize)))
+        try:
+            yield
+        finally:
+            waiting.clear()  # a script may still hold the patched functions
 
 
 @contextmanager
