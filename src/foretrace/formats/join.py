@@ -12,11 +12,12 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
+from foretrace.formats.call_tree import below
 from foretrace.formats.execution_trace.read import NO_TIMES
 from foretrace.formats.kineto.read import NO_SHAPES
 from foretrace.graph import Collective, ForetraceError, Graph, Names, Op, OpTable, Storage
@@ -28,6 +29,8 @@ SAME_RUN = 0.9
 """Share of the record-function ids found on both sides that must have the same name, for ids to be used."""
 CONTEXTS = (4, 2, 1)
 """How many names in a row must agree for two places to be the same; fewer between two places found with more."""
+RUN = 32
+"""Names that are compared at once: two sequences are equal for long, and each comparison takes as long as three."""
 SAME_WORK = {"aten::_reshape_alias": "aten::view", "aten::new_zeros": "aten::zeros"}
 """Calls that PyTorch makes under different names in different places, or when it is observed."""
 CASTS = ("aten::to", "aten::_to_copy")
@@ -91,9 +94,8 @@ def match_ops(structure: OpTable, profile: OpTable) -> Ints:
     found = np.full(len(structure), -1, np.int32)
     for mine, theirs in _paired_threads(structure.thread, seen, profile.thread, code, rows):
         pairs = align_sequences(seen[mine].tolist(), code[theirs].tolist())
-        if pairs:
-            i, j = np.array(pairs).T
-            found[mine[i]] = theirs[j]
+        i, j = np.fromiter(chain.from_iterable(pairs), np.intp, 2 * len(pairs)).reshape(-1, 2).T
+        found[mine[i]] = theirs[j]
     return found
 
 
@@ -111,8 +113,9 @@ def align_sequences(a: Sequence[int], b: Sequence[int], contexts: Sequence[int] 
     i = j = 0
     while i < a_end and j < b_end:
         if a[i] == b[j]:
-            pairs.append((i, j))
-            i, j = i + 1, j + 1
+            run = RUN if i + RUN <= a_end and j + RUN <= b_end and a[i : i + RUN] == b[j : j + RUN] else 1
+            pairs += zip(range(i, i + run), range(j, j + run))
+            i, j = i + run, j + run
             continue
         places = places or _places(b, length)
         skip_a, skip_b = _nearest_agreement(a, i, places, j, length)
@@ -216,11 +219,7 @@ def _casting(profile: OpTable) -> NDArray[np.bool_]:
 
 def _internal(profile: OpTable, leaf: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Which rows of the profile are below a call that has no children in the structure."""
-    hides = leaf.tolist()
-    internal: list[bool] = []
-    for parent in profile.parent.tolist():
-        internal.append(parent >= 0 and (hides[parent] or internal[parent]))
-    return np.array(internal, bool)
+    return np.append(below(leaf, profile.parent), False)[profile.parent]
 
 
 def _paired_threads(

@@ -67,7 +67,7 @@ def read_execution_trace(path: Path) -> Graph:
             source=str(path),
             steps=steps_by_row(ops),
             collectives=collectives,
-            storages=lifetimes.storages(),
+            storages=lifetimes.table,
             groups=groups,
             notes=[NO_TIMES, NO_FREES, *([NO_PARENT.format(count=orphans)] if orphans else [])],
         )
@@ -204,11 +204,11 @@ class _NodeOps:
         return last
 
     @cached_property
-    def _freed_before(self) -> dict[int, tuple[int, ...]]:
+    def _freed_before(self) -> dict[int, list[int]]:
         freed = defaultdict[int, list[int]](list)
-        for storage in self._lifetimes.storages().values():
-            freed[storage.death].append(storage.id)
-        return {row: tuple(ids) for row, ids in freed.items()}
+        for storage, death in enumerate(self._lifetimes.table.death.tolist()):
+            freed[death].append(storage)
+        return freed
 
     def __call__(self, row: int) -> Op:
         node = self._nodes[row]
@@ -228,7 +228,7 @@ class _NodeOps:
             tuple(outputs),
             overload=signature(node.op_schema).overload,
             node=self._autograd_node(row),
-            frees=self._freed_before.get(row, ()),
+            frees=tuple(self._freed_before.get(row, ())),
         )
 
     def _autograd_node(self, row: int) -> str:

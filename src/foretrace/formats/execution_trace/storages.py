@@ -8,6 +8,7 @@ the id was seen before. A storage that was born in the step is assumed to die af
 from __future__ import annotations
 
 from bisect import bisect_right
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ class StorageLifetimes:
     >>> lifetimes = StorageLifetimes()
     >>> for row in range(2):
     ...     lifetimes.touch(row, [], [[1, 7, 0, 256, 4, "cuda:0"]])
-    >>> [(s.birth, s.death, s.nbytes) for s in lifetimes.storages().values()], lifetimes.number(7, 1)
+    >>> [(s.birth, s.death, s.nbytes) for s in lifetimes.table.values()], lifetimes.number(7, 1)
     ([(0, 1, 1024), (1, 2, 1024)], 1)
     """
 
@@ -85,8 +86,9 @@ class StorageLifetimes:
             return lifetimes[0].number
         return lifetimes[max(0, bisect_right(lifetimes, row, key=_birth) - 1)].number
 
-    def storages(self) -> StorageTable:
-        """All storages; those that existed before the step are assumed to outlive it."""
+    @cached_property
+    def table(self) -> StorageTable:
+        """All storages, once all ops are added; those that existed before the step are assumed to outlive it."""
         devices = Names()
         births = np.array([one.birth for one in self._all], np.int64)
         last = np.array([max(one.touches, default=-1) for one in self._all], np.int64)
