@@ -155,6 +155,7 @@ class _Step:
         stream = np.zeros(len(graph.ops), np.int32) if graph.ops.stream is None else graph.ops.stream
         inside = inside_ops(graph)
         rows = np.flatnonzero(inside).tolist()
+        name = {row: graph.ops.names[graph.ops.name[row]] for row in rows}  # without creating the ops
         return cls(
             held=by_id,
             kinds=[named[number] for number in by_id.id.tolist()],
@@ -164,8 +165,8 @@ class _Step:
             births=births,
             deaths=deaths,
             inside={row: int(inside[row]) for row in rows},
-            optional={row for row in rows if graph.ops[row].name in OPTIONAL},
-            early={row for row in rows if graph.ops[row].name in EARLY},
+            optional={row for row in rows if name[row] in OPTIONAL},
+            early={row for row in rows if name[row] in EARLY},
         )
 
     def number(self, index: int) -> int:

@@ -206,7 +206,10 @@ class CachingAllocator:
                     self._release(block)
 
     def _pool(self, small: bool, stream: int, graph: int) -> Pool:
-        return self._pools.setdefault((small, stream, graph), Pool(small))
+        pool = self._pools.get((small, stream, graph))
+        if pool is None:
+            pool = self._pools[small, stream, graph] = Pool(small)
+        return pool
 
     def _best_fit(self, pool: Pool, size: int) -> Block | None:
         pool.searches += 1

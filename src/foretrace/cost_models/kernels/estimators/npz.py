@@ -18,11 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 _unpack: Callable[..., bytes] = zlib.decompress
+_crc32: Callable[[bytes], int] = zlib.crc32
 _BROKEN: tuple[Any, ...] = (zlib.error,)
 try:
     from isal import isal_zlib
 
-    _unpack, _BROKEN = isal_zlib.decompress, (*_BROKEN, isal_zlib.error)
+    _unpack, _crc32, _BROKEN = isal_zlib.decompress, isal_zlib.crc32, (*_BROKEN, isal_zlib.error)
 except ImportError:  # some machines have no wheel of it
     pass
 
@@ -50,7 +51,7 @@ def _unpacked(packed: bytes, file: ZipInfo) -> bytes:
             data = _unpack(data, -zlib.MAX_WBITS)
         except _BROKEN as error:
             raise ValueError(f"{file.filename} can't be unpacked: {error}") from None
-    if zlib.crc32(data) != file.CRC:
+    if _crc32(data) != file.CRC:
         raise ValueError(f"{file.filename} is damaged")
     return data
 
