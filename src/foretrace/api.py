@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from foretrace.errors import ForetraceError, check_count, check_path
+from foretrace.errors import ForetraceError, check_count, check_path, check_price
 from foretrace.graph import MAX_RANKS, Graph, Job
 
 if TYPE_CHECKING:
@@ -343,15 +343,6 @@ def predict(
     return report
 
 
-def check_price(price: float) -> None:
-    """Refuse what is no price of an hour.
-
-    >>> check_price(2.5)
-    """
-    if not 0 <= price < float("inf"):
-        raise ForetraceError(f"{price:g} is no price of a GPU hour", "Give dollars, like 2.5.")
-
-
 def scaling(
     what: Graph | Job | str | Path, worlds: Sequence[int], on: Platform | str | Path | None = None, **options: object
 ) -> Scaling:
@@ -453,6 +444,7 @@ def on_platform(
     stack: Stack | str | Path = "auto",
 ) -> StepReport:
     """A loaded job on a loaded platform; the rest is as in `predict`."""
+    from foretrace.prediction.fabric_choice import with_fabric
     from foretrace.prediction.predict import predict_on_platform
 
     if len(job.graphs) > 1:
@@ -471,21 +463,6 @@ def on_platform(
 
     report = predict_on_platform(job, with_stack(where, job, stack), kernels, step, overrides, gpus_per_node, drop_gaps)
     return _with_notes(report, notes)
-
-
-def with_fabric(where: Platform, job: Job, gpus_per_node: int | None) -> tuple[Platform, list[str]]:
-    """The platform with a fabric, where a job communicates; and notes on that.
-
-    >>> from foretrace.graph import OpTable
-    >>> from foretrace.platform.registry import load_platform
-    >>> with_fabric(load_platform("h200"), Job([Graph(OpTable.of([]))]), None)[0].fabric
-    """
-    if where.fabric is not None or job.world == 1 or not any(graph.collectives for graph in job.graphs):
-        return where, []
-    from foretrace.prediction.fabric_choice import choose_fabric
-
-    chosen, notes = choose_fabric(None, None, where.device.matches, job.world, gpus_per_node)
-    return where.having(fabric=chosen), notes
 
 
 def with_stack(where: Platform, job: Job, stack: Stack | str | Path = "auto") -> Platform:

@@ -65,6 +65,15 @@ def check_path(value: object, what: str) -> None:
         raise ForetraceError(f"{what} can't be {value!r}", "Give its name or its path.")
 
 
+def check_price(price: float) -> None:
+    """Refuse what is no price of an hour.
+
+    >>> check_price(2.5)
+    """
+    if not 0 <= price < float("inf"):
+        raise ForetraceError(f"{price:g} is no price of a GPU hour", "Give dollars, like 2.5.")
+
+
 def parse_size(what: str, text: str) -> tuple[int, int | None]:
     """Parse ``64``, or ``64/16`` where 16 is the recorded size: the new size, and the recorded one or None.
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from foretrace._progress import OnProgress, Progress
 from foretrace.analysis.report import NotebookDocument
-from foretrace.api import as_job, check_price, predict
-from foretrace.errors import ForetraceError, check_count
+from foretrace.api import as_job, predict
+from foretrace.errors import ForetraceError, check_count, check_price
 from foretrace.graph import MAX_RANKS, Graph, Job
 from foretrace.platform.registry import load_platform
 from foretrace.whatif.changes import EditedJob

@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 
 from foretrace.analysis.report import StepReport
-from foretrace.api import on_platform, read, with_fabric
+from foretrace.api import on_platform, read
 from foretrace.errors import ForetraceError
 from foretrace.files import read_bounded, read_error
 from foretrace.graph import Job
 from foretrace.platform.power import with_power_limit
 from foretrace.platform.registry import load_platform
 from foretrace.platform.stack import FACTORS, NONE, P90, Stack, named_stack
+from foretrace.prediction.fabric_choice import with_fabric
 from foretrace.prediction.overrides import RankOverrides
 from foretrace.prediction.predict import step_figures
 from foretrace.whatif.changes import EditedJob, JobChanges

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from foretrace._progress import OnProgress, Progress
-from foretrace.api import as_job, script_of, with_fabric, with_stack
+from foretrace.api import as_job, script_of, with_stack
 from foretrace.errors import ForetraceError, parse_size
 from foretrace.graph import Graph, Job
 from foretrace.graph.graph import cautions
 from foretrace.platform.platform import Platform
 from foretrace.platform.registry import load_platform
 from foretrace.platform.stack import AUTO, Stack, named_stack
+from foretrace.prediction.fabric_choice import with_fabric
 from foretrace.prediction.predict import step_figures
 from foretrace.prediction.scaling import NOT_COMMUNICATING
 from foretrace.whatif.changes import EditedJob, JobChanges
