@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Progress(NamedTuple):
-    """What is being done, and how far it is: in seconds, or in pieces of work."""
+    """Progress of a long operation: what is being done, and how much of it, in seconds or in pieces of work."""
 
     text: str
     done: float = 0.0

@@ -1,4 +1,4 @@
-"""What fills host time besides ops and launches: data loading, garbage collection, checkpoints, logging, locks, waits.
+"""Host activities besides ops and launches: data loading, garbage collection, checkpoints, logging, locks, waits.
 
 A profiler trace names such time by annotations, by Python functions where it has stacks, and by runtime calls that
 allocate. A host that polls for the device has no event at all: it is seen from a pause that ends with a kernel.
@@ -154,7 +154,7 @@ def _outermost(found: Activities) -> Activities:
 
 
 def innermost_names(graph: Graph, causes: Causes, thread: Ints, start: Floats, end: Floats) -> Activities:
-    """Who fills pauses of threads: the innermost annotation or Python function, piece by piece."""
+    """The innermost annotation or Python function in each part of the pauses of threads."""
     table = graph.activities
     of_thread, cut = {}, np.zeros(len(thread), bool)
     each = [(np.zeros(0), np.zeros(0), np.zeros(0, np.int64))]

@@ -27,7 +27,7 @@ NO_OP, EARLIER = "(no op)", "(launched before)"
 
 @dataclass(eq=False)
 class _Contribution:
-    """What one rank adds under some names: a code for each event, the names of the codes, and what each event adds."""
+    """A rank's events by name: a code for each event, the names of the codes, and the time that each event adds."""
 
     code: NDArray[Any]
     names: list[str]

@@ -362,7 +362,7 @@ def waiting(position: int, collectives: list[CollectiveTimes]) -> tuple[Floats, 
 def wait_ms(graphs: list[Graph], collectives: list[CollectiveTimes]) -> dict[int, float | None]:
     """For each rank, how long it waits for others: in several collectives at a time, it waits once.
 
-    None where it meets others and none of its collectives is matched with theirs, or where nobody knows whom it meets:
+    None where it meets others and none of its collectives is matched with theirs, or where it is unknown whom it meets:
     nothing is recorded of its device.
     """
     matched = {position for group in collectives if len(group.members) > 1 for position in group.members}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from foretrace.analysis.report import Workings
 
 WAIT_AND_TRANSFER = "exposed wait and transfer"
-"""Exposed communication where nobody knows of some rank when those that it meets arrived, as of one rank alone."""
+"""Exposed communication where it is unknown when the peers of some rank arrived, as of one rank alone."""
 ROUNDING = 1e-9
 """Milliseconds and calls below this are none."""
 Pair = tuple[float, float]
@@ -109,7 +109,7 @@ class StepDifference:
     gone: list[str] = field(default_factory=list)
     """Ops that only the first step has."""
     cautions: list[str] = field(default_factory=list)
-    """What makes figures of one of the steps doubtful, with its source."""
+    """Notes that make figures of one of the steps unreliable, with its source."""
 
     def to_dict(self) -> dict[str, Any]:
         """The fields of ``foretrace diff --json``."""
@@ -160,7 +160,7 @@ def compare_steps(before: StepReport, after: StepReport) -> StepDifference:
 
 
 def _cautions(report: StepReport) -> list[str]:
-    """What makes the figures of a step doubtful; that its device was not recorded comes first."""
+    """Notes that make the figures of a step unreliable; that its device was not recorded comes first."""
     unseen = report.unrecorded_launches
     return [f"its {unseen:,} launches have no kernels in the trace"] * bool(unseen) + report.cautions
 

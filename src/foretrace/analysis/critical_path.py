@@ -32,7 +32,7 @@ BOUND_BY = ("host", "device", "sync", "exchange")
 
 @dataclass(eq=False)
 class PathSummary:
-    """What the critical path went through, from the first task of the job to the last."""
+    """Time on the critical path by kind of task, op and rank, from the first task of the job to the last."""
 
     ms: float = 0.0
     rows: list[PathRow] = field(default_factory=list)

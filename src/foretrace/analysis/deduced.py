@@ -1,4 +1,4 @@
-"""What a profiler leaves out of the arguments of calls, deduced from the rest of its trace.
+"""Arguments of calls that a profiler leaves out, deduced from the rest of its trace.
 
 PyTorch's profiler writes the shapes of the tensors in a list, as `torch.cat` has them, but not their dtypes; and of no
 tensor where it lies; and not whether GEMMs of float32 may use TF32. The first follows from calls nearby that have

@@ -250,7 +250,7 @@ def busy_ms(segments: Segments, kernels: KernelTable) -> float:
     """Milliseconds in which any thread of a rank works, and does not wait for the device.
 
     After the last call of a thread nothing is recorded of what it does: it may wait. Where no kernel names its launch,
-    nobody knows when the host waits and when it works: then none of its time counts.
+    it is unknown when the host waits and when it works: then none of its time counts.
     """
     if len(kernels) and not (kernels.call >= 0).any():
         return 0.0

@@ -157,7 +157,7 @@ def _rank_reports(
 
 
 def _forget_unknown_limits(report: StepReport) -> None:
-    """Nobody knows what limits a step in which launched work seems not to start, where the device may have done what is
+    """Unset the limit of steps and ranks whose launched work seems not to start, where the device may have done what is
     not recorded, or has a clock that is late.
     """
     doubtful = any(note.startswith((MISSING_KERNELS, LATE_CLOCK)) for note in report.notes)

@@ -27,7 +27,7 @@ LATENCY, QUEUED, NO_EVENT = "latency", "queued", "no event"
 """Causes of idle time: from a launch to its start; work that was launched and does not start; a host of
 which nothing is recorded."""
 UNRECORDED = "before the first recorded device event"
-"""The name of queued time of which nobody knows whether the device idles: it may do work that is not recorded."""
+"""The name of queued time in which the device may idle, or do work that is not recorded."""
 HOST_BOUND, BARELY_IDLE = 0.3, 0.1
 """Where the device idles for more than the first share of the step, it does not limit it; nor does it from the second
 on, where the host is busy for longer than the device."""
@@ -61,7 +61,7 @@ class TimeRow:
 
 @dataclass(slots=True)
 class PathRow:
-    """What the critical path went through."""
+    """Time on the critical path of one kind of task, under one name, on one rank."""
 
     what: str
     """T1 to T5, sync, kernel, copy, memset, collective, transfer, latency, late start, unexplained, launched before."""
@@ -85,7 +85,7 @@ class HostOverhead:
 
 @dataclass(slots=True)
 class IdleRow:
-    """What a device idles for."""
+    """Idle time of a device by its cause, and the op or call that was responsible."""
 
     cause: str
     """T1 to T5, sync, latency, queued, no event, or what fills the host's time: data loading, garbage collection,
@@ -169,7 +169,7 @@ class Communication:
 
 @dataclass(slots=True)
 class RankReport:
-    """What one rank did."""
+    """The part of a step report that is about one rank."""
 
     rank: int
     step_ms: float = 0.0

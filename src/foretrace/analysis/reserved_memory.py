@@ -48,7 +48,7 @@ class AllocatorEvent(NamedTuple):
 
 @dataclass
 class ReservedMemory:
-    """What the allocator holds at its fullest, in bytes."""
+    """Memory that the caching allocator reserves and has allocated at the peak, in bytes."""
 
     reserved: int
     allocated: int
@@ -123,7 +123,7 @@ def simulate_memory(
 
 @dataclass
 class _Step:
-    """What a step allocates and frees, by row of its ops."""
+    """Allocations and frees of a step, by row of its ops."""
 
     held: StorageTable
     kinds: list[str]

@@ -114,7 +114,7 @@ def _held_up(late: int, collectives: list[CollectiveTimes]) -> float:
 
 
 class _Spent(NamedTuple):
-    """What a device did up to the start of each of its kernels, added up from the first one on."""
+    """Time of a device by state up to the start of each of its kernels, added up from the first one on."""
 
     awaiting_launch: Floats
     stalled: Floats

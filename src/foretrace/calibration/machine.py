@@ -69,7 +69,7 @@ more on other load than on the device."""
 
 @dataclass
 class Outcome:
-    """What was measured, and notes for the user."""
+    """The result of a calibration: what was measured, and notes for the user."""
 
     families: list[MeasuredFamily] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

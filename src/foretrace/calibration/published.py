@@ -58,7 +58,7 @@ times something else, and the ratio of two tables is taken."""
 
 @dataclass
 class Imported:
-    """What an import found."""
+    """The result of importing published measurements."""
 
     kinds: dict[str, RatioTable] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)

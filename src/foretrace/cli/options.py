@@ -1,4 +1,4 @@
-"""What subcommands share: options, how their values are read, the check of paths to write, and a word on long work."""
+"""Options that subcommands share, parsing of their values, checks of output paths, and the message of long work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is being done, on standard error: a spinner and a bar on a terminal, a line now and then in a log."""
+"""Progress on standard error: a spinner and a bar on a terminal, a line now and then in a log."""
 
 from __future__ import annotations
 

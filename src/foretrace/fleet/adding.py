@@ -52,7 +52,7 @@ class Task(NamedTuple):
 
 @dataclass
 class Added(NotebookDocument):
-    """What `fleet add` did."""
+    """The result of `fleet add`."""
 
     store: str
     added: int = 0

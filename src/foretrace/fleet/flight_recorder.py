@@ -69,7 +69,7 @@ class Hang(NotebookDocument):
     """Those that left a dump."""
     world: int
     culprits: list[StuckRank]
-    """Ranks that others wait for and that wait for nobody themselves."""
+    """Ranks that others wait for and that wait for no rank themselves."""
     collectives: list[StuckCollective]
     """Those that are not done, the earliest first."""
     notes: list[str] = field(default_factory=list)
@@ -176,7 +176,7 @@ class _Call:
 
 
 class _Rank:
-    """What one rank's dump says."""
+    """The dump of one rank, parsed."""
 
     def __init__(self, rank: int, dump: dict[str, Any], source: str) -> None:
         self.rank = rank

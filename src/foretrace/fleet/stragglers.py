@@ -37,7 +37,7 @@ class WorkerRow:
 
 @dataclass
 class StragglerReport(NotebookDocument):
-    """What stragglers cost a job. Slowdowns are how many times as long a step takes as the ideal one."""
+    """The cost of stragglers in a job. Slowdowns are how many times as long a step takes as the ideal one."""
 
     source: str
     workers: int

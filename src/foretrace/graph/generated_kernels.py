@@ -48,7 +48,7 @@ SCATTERED = 16
 
 
 def kernel_facts(source: str) -> dict[str, Any]:
-    """How often a kernel accesses each of its tensors, and what it computes; empty where that can't be told.
+    """How often a kernel accesses each of its tensors, and what it computes; empty where that is unknown.
 
     ``accessed`` has the elements of each tensor that are read and written, ``fetched`` with those beside them that come
     with a sector of memory though no thread nearby wants them; ``rows`` and ``along`` are the number of results and of

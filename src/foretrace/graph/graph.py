@@ -317,7 +317,7 @@ class Graph:
         return any(bool(np.isfinite(table.start).any()) for table in (self.kernels, self.calls, self.ops))
 
     def shifted(self, us: float) -> Graph:
-        """The same graph with all times shifted, to align the clocks of ranks.
+        """The graph with all times shifted, to align the clocks of ranks.
 
         >>> Graph(OpTable.of([])).shifted(5.0).origin_ns
         -5000

@@ -1,4 +1,4 @@
-"""What is known of PyTorch operators by their names: which may be called, which communicate, which synchronize.
+"""Properties of PyTorch operators by their names: which may be called, which communicate, which synchronize.
 
 A recording is untrusted input: an operator that it names is called only if `operator_path` accepts it.
 """

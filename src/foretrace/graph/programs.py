@@ -45,7 +45,7 @@ class Program:
     static: tuple[int, ...] = ()
     """Arguments that stay at their addresses, such as weights."""
     donated: tuple[int, ...] = ()
-    """Arguments of a backward whose memory it may use for its results: what was saved for it, and is nobody else's."""
+    """Arguments of a backward whose memory it may use for its results: what was saved for it alone."""
     visible: tuple[int, ...] = ()
     """Results that the user's code sees: their strides are those of the eager code."""
     settings: dict[str, bool | int] = field(default_factory=dict)

@@ -105,7 +105,7 @@ class Table:
         return type(self)(**columns)
 
     def shifted(self, us: float) -> Self:
-        """The same rows with all times shifted."""
+        """The rows with all times shifted."""
         shifted = self.rows(np.ones(len(self), bool))
         shifted.start, shifted.end = self.start + us, self.end + us
         return shifted
@@ -192,7 +192,7 @@ class OpTable(Table):
         )
 
     def untimed(self) -> OpTable:
-        """The same ops without times, as of a step that was not measured.
+        """The ops without times, as of a step that was not measured.
 
         >>> bool(np.isnan(OpTable.of([Op("aten::mm", start_us=1.0, end_us=2.0)]).untimed().start).all())
         True
@@ -266,7 +266,7 @@ def launched_before(every: KernelTable, kernels: KernelTable, certain: bool = Fa
     """Which kernels were launched before all calls of a trace or a step: without a launch, and ahead of the first that
     has one on their stream, since a stream runs its work in the order of launches.
 
-    Of others without one nobody knows when they were launched, nor of any where no kernel has one.
+    It is unknown when others without one were launched, and when any was where no kernel has one.
 
     Parameters
     ----------
@@ -349,7 +349,7 @@ class StorageTable(Mapping[int, Storage]):
         )
 
     def renumbered(self, new_row: Longs) -> StorageTable:
-        """The same storages with births and deaths in other rows; the last entry of ``new_row`` is for -1, unknown."""
+        """The storages with births and deaths in other rows; the last entry of ``new_row`` is for -1, unknown."""
         return replace(self, birth=new_row[self.birth], death=new_row[self.death])
 
     def within(self, rows: NDArray[np.bool_]) -> StorageTable:

@@ -19,7 +19,7 @@ ATTENTION = ("cudnn", "flash", "efficient")
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured of a device as a whole, by a calibration or by others; 0 or None where unknown."""
+    """Measured properties of a device as a whole, by a calibration or by others; 0 or None where unknown."""
 
     kernel_gap_us: float = 0.0
     """From the end of a kernel to the start of the next one in the queue."""

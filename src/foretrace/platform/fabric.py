@@ -153,7 +153,7 @@ class Links:
 
 @dataclass(frozen=True)
 class Fabric:
-    """What collectives between ranks take: measured curves, the specification of the links, or both."""
+    """The cost of collectives between ranks: measured curves, the specification of the links, or both."""
 
     name: str
     curves: tuple[Curve, ...]

@@ -102,7 +102,7 @@ class CrossDeviceScaling:
 
 @dataclass(frozen=True)
 class CrossDeviceConstants:
-    """What descriptions do not say; most of it fitted on published step times of models (the claim ``other_gpus``)."""
+    """Constants of scaling between devices, most of them fitted on published step times (the claim ``other_gpus``)."""
 
     narrow: Positive
     """Share of the float32 peak that GEMMs reach on a GPU whose SMs have at most half the FP32 lanes of the measured

@@ -54,7 +54,7 @@ class About:
 
 @dataclass(frozen=True)
 class Platform:
-    """What a step costs on a machine: host time of ops, device time of kernels, time of collectives.
+    """The costs of a machine: host time of ops, device time of kernels, time of collectives.
 
     >>> h200 = Platform.named("h200")
     >>> h200.device.sms, h200.fabric is None
@@ -127,7 +127,7 @@ class Platform:
         return scaled_platform(self, factors)
 
     def having(self, host: Host | None = None, fabric: Fabric | None = None) -> Platform:
-        """The same device with another host or fabric.
+        """This platform with another host or fabric.
 
         >>> from foretrace.platform.fabric import Fabric
         >>> h200 = Platform.named("h200")

@@ -1,4 +1,4 @@
-"""What a GPU draws: watts at rest, and more by the shares that are reached of its peak rate and of its bandwidth.
+"""Power draw of a GPU: watts at rest, and more by the shares that are reached of its peak rate and of its bandwidth.
 
 Bytes that come from the cache take less than those from memory, SMs that are busy more than idle ones; arithmetic takes
 more than in proportion to its rate, since a GPU that is asked for much of it raises its voltage with its clock.

@@ -35,7 +35,7 @@ CONTEXT, COMMUNICATORS = "CUDA context", "NCCL buffers"
 
 @dataclass
 class MemoryNeed:
-    """What a rank needs of its device's memory, and whether that is there; in bytes."""
+    """Memory that a rank needs of its device, and whether it fits; in bytes."""
 
     rank: int
     allocated: int

@@ -22,7 +22,7 @@ SAME_CALLS = 0.95
 
 @dataclass(frozen=True)
 class RankOverrides:
-    """What is assumed of single ranks, in place of what was measured or of what all others have.
+    """Assumptions about single ranks, in place of what was measured or of what all others have.
 
     >>> RankOverrides(slow_host={3: 1.2}).ranks
     {3}

@@ -406,7 +406,7 @@ def _measured_note(report: StepReport, job: Job, platform: Platform) -> list[str
 
 
 def _guess_note(report: StepReport) -> list[str]:
-    """That much of the step is device time of calls that no model knows.
+    """A note that much of the step is device time of calls that no model knows.
 
     >>> unknown = StepReport(platform="h200", step_ms=10.0, device_active_ms=8.0, coverage={"fallback": 0.5})
     >>> _guess_note(unknown)

@@ -45,7 +45,7 @@ NO_OVERLAP = np.zeros(1)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RankModel:
-    """What the simulation asks of a rank."""
+    """One rank as the simulation needs it: its tasks, their uncertainty, its collectives."""
 
     graph: Graph
     """Its step; its collectives are those that are matched with other ranks'."""
@@ -155,7 +155,7 @@ class MeasuredRank(RankModel):
 
     @property
     def step_jitter(self) -> float:
-        """That of its unprofiled steps."""
+        """Step jitter of its unprofiled steps."""
         return host_spread(self.graph)
 
     def at(self, times: Timeline) -> tuple[Graph, Segments]:
@@ -241,7 +241,7 @@ def _queue_edges(rank: MeasuredRank, one: TaskGraph, times: int) -> Pairs:
 
 
 def _profiling_overhead(graph: Graph, step: str | None) -> float:
-    """That of this very step, where unprofiled ones were timed as well; else that of all of them."""
+    """Profiling overhead of this very step, where unprofiled ones were timed as well; else that of all of them."""
     ours = [span for span in graph.steps if span.name == step or len(graph.steps) == 1]
     if not ours or not graph.unprofiled.synced_ms:
         return graph.profiling_overhead
@@ -397,7 +397,7 @@ class PricedRank(RankModel):
 
     @property
     def step_jitter(self) -> float:
-        """That of whole steps on this host."""
+        """Step jitter of whole steps on this host."""
         return self.step.common
 
     def at(self, times: Timeline) -> tuple[Graph, Segments]:
@@ -406,7 +406,7 @@ class PricedRank(RankModel):
         return replace(graph, collectives=self.graph.collectives), segments
 
     def uncertainty(self) -> Uncertainty:
-        """That of its host and of the kernel models."""
+        """Uncertainty of its host and of the kernel models."""
         return priced_uncertainty(self.dispatched.calls, self.step, self.tasks.tasks)
 
     @property

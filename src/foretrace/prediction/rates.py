@@ -145,7 +145,7 @@ class RooflineCalls(NamedTuple):
 
 
 class Roofline(NamedTuple):
-    """What the device could do, and what it was given."""
+    """Peak rates of the device, and the work that it was given."""
 
     calls: list[RooflineCalls]
     """Those that take longest first."""

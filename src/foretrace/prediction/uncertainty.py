@@ -30,7 +30,7 @@ PERCENTILES = (10.0, 90.0)
 OF_THE_FAMILY = 0.5
 """Share of a kernel model's variance that all kernels of a family have in common; the rest is that of equal calls."""
 MIN_FOR_SPREAD = 5
-"""Steps, or kernels of a kind, from which their spread can be told."""
+"""Steps, or kernels of a kind, from which on their spread is taken from them."""
 TYPICAL_HOST = "h200"
 """The host whose spread stands in where no unprofiled steps were timed."""
 
@@ -147,7 +147,7 @@ def host_spread(graph: Graph) -> float:
 
 @cache
 def typical_host_spread() -> float:
-    """That of a host that comes with Foretrace."""
+    """The typical spread of a host that comes with Foretrace."""
     return read_host(find_platform(TYPICAL_HOST)).common
 
 

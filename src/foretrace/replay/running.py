@@ -76,7 +76,7 @@ class How:
 
     @property
     def options(self) -> list[str]:
-        """The same as command-line options of ``run.py``.
+        """These settings as command-line options of ``run.py``.
 
         >>> How(iterations=5, pace=False).options, How(slow_host=1.5).options
         (['--iterations', '5', '--no-pace'], ['--slow-host', '1.5'])

@@ -28,7 +28,7 @@ CURVE_ROWS = 12
 
 @dataclass
 class Summary:
-    """What a notebook shows of a result."""
+    """The summary of a result that a notebook shows."""
 
     title: str
     facts: list[Fact]

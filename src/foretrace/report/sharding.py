@@ -50,7 +50,7 @@ NEAR_BUDGET = 0.4
 
 @dataclass(slots=True)
 class RankLoad:
-    """What one rank looks up, sends and holds."""
+    """Lookups, traffic and memory of one rank."""
 
     rank: int
     tables: int
@@ -74,7 +74,7 @@ class Alternative:
 
 @dataclass(slots=True)
 class PlanLimits:
-    """What takes most of the step, and how even the ranks are."""
+    """What limits a plan: the largest part of the step, and how even the ranks are."""
 
     what: str
     share: float

@@ -111,7 +111,7 @@ def which_step(report: StepReport) -> str:
 
 
 def caution_facts(notes: Iterable[str]) -> list[Fact]:
-    """The notes that make figures doubtful, to be read before those.
+    """The notes that make figures unreliable, to be read before those.
 
     >>> caution_facts(["ranks are alike", "the step has no backward: train.py:3"])
     [('caution', '', 'the step has no backward: train.py:3')]

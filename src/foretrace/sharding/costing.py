@@ -114,7 +114,7 @@ class Communication:
 
 @dataclass
 class Estimate:
-    """What a plan costs: microseconds and bytes."""
+    """The estimated cost of a plan: microseconds and bytes."""
 
     step: float
     low: float

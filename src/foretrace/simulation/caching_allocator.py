@@ -34,7 +34,7 @@ class OutOfMemoryError(Exception):
 
 @dataclass(frozen=True)
 class AllocatorSettings:
-    """What ``PYTORCH_CUDA_ALLOC_CONF`` sets, as far as it decides which memory is reserved.
+    """Settings of ``PYTORCH_CUDA_ALLOC_CONF`` that decide which memory is reserved.
 
     >>> AllocatorSettings.parse("expandable_segments:True,max_split_size_mb:128")
     AllocatorSettings(expandable_segments=True, max_split_size_mb=128, garbage_collection_threshold=0.0, ...)

@@ -19,7 +19,7 @@ Small = NDArray[np.int8]
 
 
 class TaskKind(IntEnum):
-    """What a task is: one of the five host overheads, a wait of the host, or work of the device."""
+    """The kind of a task: one of the five host overheads, a wait of the host, or work of the device."""
 
     BETWEEN_OPS = 0
     """T1: host time between two ops."""

@@ -1,4 +1,4 @@
-"""What a step's inputs are for: data, weights and optimizer state; and which of them belong together."""
+"""Roles of a step's inputs: data, weights and optimizer state; and which of them belong together."""
 
 from __future__ import annotations
 

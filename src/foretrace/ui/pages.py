@@ -44,7 +44,7 @@ MEASURE_FIRST = "Measure it first: `foretrace calibrate cpu` does, in a few minu
 
 
 class Work:
-    """What the server is doing, one thing at a time: reading a large trace takes most of the memory.
+    """The work of the server, one thing at a time: reading a large trace takes most of the memory.
 
     >>> work = Work()
     >>> with work.on("reading run") as on_progress:

@@ -1,4 +1,4 @@
-"""What makes a step fit on its device: the largest batch (``--set batch=max``), and the smallest other changes.
+"""Changes that make a step fit on its device: the largest batch (``--set batch=max``), and the smallest other changes.
 
 Every candidate is made, and goes through the simulated allocator; nothing is priced.
 """

@@ -222,7 +222,7 @@ Task = tuple[Combination, list[str]]
 
 
 class Subject(NamedTuple):
-    """What is swept."""
+    """The subject of a sweep: a path, a graph or a job."""
 
     what: Graph | Job | str | Path
     """A script is sketched once, and its job sent to all processes that work on it."""

@@ -1,4 +1,4 @@
-"""What if: a step or a job as it is and as it would be, both predicted, and the difference explained by op."""
+"""What-ifs: a step or a job as it is and as it would be, both predicted, and the difference explained by op."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ CASES_PER_OVERLOAD = 3
 
 @dataclass
 class HostOutcome:
-    """What was measured of a host so far, and how far repeats differ."""
+    """Host overheads measured so far, and how far repeats differ."""
 
     rounds: int = 0
     seconds: float = 0.0

@@ -42,7 +42,7 @@ CEILING_DTYPES = ("bfloat16", "float16", "float32", "float64")
 
 @dataclass
 class MeasuredFamily:
-    """What was measured of a family: cases, failures, seconds, and how far repeats differ."""
+    """The measurement of a kernel family: cases, failures, seconds, and how far repeats differ."""
 
     family: str
     cases: int = 0
@@ -228,7 +228,7 @@ def reference_drift(done: Sequence[MeasuredFamily]) -> float:
 
 
 def typical_drift(done: Sequence[MeasuredFamily]) -> float:
-    """The same without the slowest and the fastest tenth of the batches; 0 where there are fewer than ten.
+    """The drift without the slowest and the fastest tenth of the batches; 0 where there are fewer than ten.
 
     >>> round(typical_drift([MeasuredFamily("matrix", references=[10.0] * 8 + [12.0, 90.0])]), 2)
     0.2

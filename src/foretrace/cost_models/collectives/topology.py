@@ -70,7 +70,7 @@ class Placement(NamedTuple):
 
 @dataclass(frozen=True)
 class LinkConstants:
-    """What specifications do not say; fitted on published tables by ``benchmarks/fit/make_fabrics.py``."""
+    """Constants of links that specifications do not give, fitted by ``benchmarks/fit/make_fabrics.py``."""
 
     call_us: Positive
     """A collective's kernel: start, first flags, end."""
@@ -96,7 +96,7 @@ class LinkConstants:
 
 
 class Route(NamedTuple):
-    """What one algorithm asks of the links."""
+    """The traffic and the latencies of one algorithm on the links."""
 
     hops_inside: float
     hops_between: float

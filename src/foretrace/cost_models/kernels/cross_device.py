@@ -108,7 +108,7 @@ class ScaledCalls:
     """As in `Graph`."""
 
     def scale(self, costs: KernelCosts, start_us: float, device: Device, scaling: CrossDeviceScaling) -> KernelCosts:
-        """The same kernels on a device, with wider ranges; by the ratios of published tables where there are some."""
+        """Kernel times scaled to another device, with wider ranges; by published ratios where there are some."""
         if scaling.base:
             costs = self.scale(costs, start_us, scaling.source, scaling.base)
             start_us *= scaling.base.start

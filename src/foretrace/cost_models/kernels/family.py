@@ -36,7 +36,7 @@ GEMM_SIZES = ("batch", "m", "n", "k", "processors")
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """What the time of a call depends on apart from its arguments."""
+    """The device and settings that the time of a call depends on, apart from its arguments."""
 
     device: Device
     indices: Indices | None = None

@@ -148,7 +148,7 @@ class FitTask(NamedTuple):
 
 
 class Fitted(NamedTuple):
-    """What was fitted by another process: its errors, and how long it took."""
+    """A model that another process fitted: its errors, and how long it took."""
 
     family: str
     calls: Dataset

@@ -1,4 +1,4 @@
-"""What the names of library kernels say: the tile of a GEMM or convolution kernel, its maker, and the kernels around
+"""Names of library kernels, parsed: the tile of a GEMM or convolution kernel, its maker, and the kernels around
 it."""
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ MIN_US = 0.1
 
 
 class PriorPrices(NamedTuple):
-    """What a prior says of some calls, a row each."""
+    """Prices of calls by a prior, a row each."""
 
     columns: Floats
     """As in `Dataset.prior`."""

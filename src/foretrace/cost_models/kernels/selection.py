@@ -90,8 +90,8 @@ class KernelSelection:
         return self.predict_with_signals(calls)[0]
 
     def predict_with_signals(self, calls: Dataset) -> tuple[Floats, Floats]:
-        """The same; and how probable the first kernel is and all that are timed, how far apart the times on these lie,
-        and those of the nets."""
+        """Microseconds as by `predict_both`; as signals, how probable the first kernel is and all that are timed,
+        how far apart the times on these lie, and those of the nets."""
         probability = self._probabilities(calls.features)
         order = np.argsort(-probability, axis=1)[:, :MAX_CANDIDATES]
         probability = np.take_along_axis(probability, order, axis=1)

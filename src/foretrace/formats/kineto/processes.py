@@ -1,7 +1,7 @@
 """Several processes in one profiler trace, as tools that merge the traces of ranks write them: each is a rank.
 
 Host events carry the number of their process, device events that of their device. Which process a device belongs to is
-told by a label that both numbers share (``[TP03] 1201`` and ``[TP03] 0``), else by the correlation ids of launches.
+shown by a label that both numbers share (``[TP03] 1201`` and ``[TP03] 0``), else by the correlation ids of launches.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the user chooses of a benchmark: which calls of the step it takes, and how it is written."""
+"""Choices of the user about a benchmark: which calls of the step it takes, and how it is written."""
 
 from __future__ import annotations
 

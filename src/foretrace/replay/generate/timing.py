@@ -1,4 +1,4 @@
-"""What the recording measured: host schedule without profiling overhead, device times, figures of the step."""
+"""Measured times of the recording: host schedule without profiling overhead, device times, figures of the step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs a benchmark. Copied as it is into each one: it needs torch, and nothing of Foretrace."""
+"""The harness that runs a benchmark. Copied as it is into each one: it needs torch, and nothing of Foretrace."""
 
 MAX_SLOW_HOST = 100.0
 """Largest ``--slow-host``: no host is so many times slower, or faster, than the original's."""

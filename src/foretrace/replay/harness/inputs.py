@@ -240,7 +240,7 @@ def hits_from_histogram(histogram: Sequence[int], total: int, distinct: int) -> 
 
 
 def _distinct(rows: int, count: int) -> torch.Tensor:
-    """That many distinct rows of a table, including its first and last."""
+    """So many distinct rows of a table, including its first and last."""
     if count >= rows:
         return torch.arange(rows)[torch.randperm(rows)]
     if count * 4 > rows:

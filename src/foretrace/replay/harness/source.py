@@ -55,7 +55,7 @@ class Source:
         return self._compiled("" if PACE.match(line) else line for line in self._lines)
 
     def clocked(self, clock: Callable[[int], None]) -> Callable[..., Any]:
-        """The same, which calls ``clock`` with the number of each call right before the call."""
+        """The source of the step that calls ``clock`` with the number of each call right before the call."""
         return self._compiled(chain.from_iterable(map(_clocked, self._lines)), clock=clock)
 
     @property

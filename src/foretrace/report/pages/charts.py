@@ -149,7 +149,7 @@ def _submodules(level: Piece) -> list[Piece]:
 
 
 class RankBar(NamedTuple):
-    """What the device of one rank does, in milliseconds."""
+    """Device time of one rank by what it does, in milliseconds."""
 
     rank: str
     active: float

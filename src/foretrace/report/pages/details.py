@@ -1,4 +1,4 @@
-"""What a timeline knows of each interval beyond its name: module, shapes, arithmetic, bytes, how its time is known.
+"""Details of each interval of a timeline beyond its name: module, shapes, arithmetic, bytes, how its time is known.
 
 Thousands of intervals share few details: these are a table of distinct rows, whose texts are in a table of their own.
 """
@@ -22,7 +22,7 @@ TENSORS_SHOWN = 6
 """Tensors of a call whose shapes are shown."""
 MAX_TEXT = 160
 """Characters of an argument or a name that a page carries: a step has thousands."""
-NOBODY = -1
+NO_RANK = -1
 """The rank that a kernel waits for, where it waits for none."""
 PER_US = 10.0
 """Ranges are in tenths of a microsecond."""
@@ -30,7 +30,7 @@ PER_US = 10.0
 Row = tuple[int, int, int, int, int, int, int, int, int]
 """Module and shapes (texts), FLOPs and bytes of the call, its kernels, how the time is known (a text), the 10th and the
 90th percentile of the kernel, and the rank that it waits for."""
-NOTHING: Row = (0, 0, 0, 0, 0, 0, 0, 0, NOBODY)
+NOTHING: Row = (0, 0, 0, 0, 0, 0, 0, 0, NO_RANK)
 
 
 def shapes_of(op: Op) -> str:
@@ -95,7 +95,7 @@ class RankDetails:
         for row, count in zip(rows.tolist(), kernels):
             module, shapes, work = modules[graph.ops.module[row]], text(shapes_of(ops[row])), done.get(row)
             flops, nbytes = (round(work.flops), round(work.bytes)) if work and count else (0, 0)
-            found[row] = (module, shapes, flops, nbytes, count, 0, 0, 0, NOBODY)
+            found[row] = (module, shapes, flops, nbytes, count, 0, 0, 0, NO_RANK)
         return found
 
     def of_calls(self, rows: Iterable[int]) -> Longs:

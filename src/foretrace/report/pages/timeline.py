@@ -20,7 +20,7 @@ from foretrace.graph import PHASES
 from foretrace.graph.calls import dispatched
 from foretrace.graph.tables import SYNC, Floats, Longs
 from foretrace.report.formatting import short_name
-from foretrace.report.pages.details import NOBODY, Details, RankDetails
+from foretrace.report.pages.details import NO_RANK, Details, RankDetails
 
 DEVICE_WAIT, RANK_WAIT = "waits for the device", "waits for other ranks"
 MAX_RANKS_DRAWN = 16
@@ -38,7 +38,7 @@ Label = tuple[str, str, str]
 
 @dataclass
 class Lane:
-    """What one thread or one stream does."""
+    """The intervals of one thread or one stream."""
 
     rank: int
     label: str
@@ -174,7 +174,7 @@ def waits_for_ranks(workings: Workings) -> list[Floats]:
 def _waits(workings: Workings) -> list[tuple[Floats, Longs]]:
     """How long each kernel of each rank waits for other ranks, and for which: the one that arrives last."""
     graphs = workings.graphs
-    found = [(np.zeros(len(graph.kernels)), np.full(len(graph.kernels), NOBODY, np.int64)) for graph in graphs]
+    found = [(np.zeros(len(graph.kernels)), np.full(len(graph.kernels), NO_RANK, np.int64)) for graph in graphs]
     # Sends and receives are matched in a simulated job only: a trace does not name their other end.
     for group in (*collective_times(graphs)[0], *workings.collectives):
         last = np.array([graphs[member].rank for member in group.members])[group.last_member]
@@ -182,7 +182,7 @@ def _waits(workings: Workings) -> list[tuple[Floats, Longs]]:
             there = group.kernel[:, column] >= 0
             rows, (wait, whom) = group.kernel[there, column], found[member]
             wait[rows] = np.maximum(group.wait[there, column], 0.0)
-            whom[rows] = np.where(wait[rows] > 0, last[there], NOBODY)
+            whom[rows] = np.where(wait[rows] > 0, last[there], NO_RANK)
     return found
 
 

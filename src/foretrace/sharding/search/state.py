@@ -65,7 +65,7 @@ class LinearTimes(NamedTuple):
 
 @dataclass
 class OptionCosts:
-    """What each option adds to ranks and to the step, a row per option."""
+    """The costs that each option adds to ranks and to the step, a row per option."""
 
     options: list[TableOption]
     added: Floats

@@ -21,7 +21,7 @@ BETWEEN = "+"
 
 @dataclass(frozen=True)
 class KeptResults:
-    """What of a block is kept, the bytes that this takes, and the time of what is recomputed."""
+    """The results of a block that are kept, the bytes that this takes, and the time of what is recomputed."""
 
     names: tuple[str, ...] | None
     """Calls whose results are kept besides the block's input, as ``mm.2``: its third ``aten::mm``. None where the block

@@ -43,7 +43,7 @@ class PriorTimes(WithoutSignals):
 
 
 class Difference(WithoutSignals):
-    """What the prior misses: a factor for each op and cache state, and boosted trees on what is left.
+    """Measurements over the prior: a factor for each op and cache state, and boosted trees on the rest.
 
     A factor that few calls were measured for stays near 1.
     """

@@ -170,7 +170,7 @@ def evaluate_stepwise(rows: Floats, feature: Nodes, threshold: Nodes, right: Nod
 
 @compiled
 def evaluate_compiled(rows: Floats, feature: Nodes, threshold: Nodes, right: Nodes, root: Nodes) -> Floats:
-    """The same, one row after the other, as machine code."""
+    """`evaluate_stepwise` one row after the other, as machine code."""
     result = np.zeros(len(rows))
     for first in range(0, len(rows), BLOCK):
         for tree in range(len(root)):

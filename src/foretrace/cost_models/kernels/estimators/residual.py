@@ -51,7 +51,7 @@ class WithoutSignals:
         raise NotImplementedError
 
     def predict_with_signals(self, calls: Dataset) -> tuple[Floats, Floats]:
-        """The same, and no signals."""
+        """Microseconds as by `predict_both`, and no signals."""
         return self.predict_both(calls), np.zeros((len(calls), 0))
 
 
@@ -169,7 +169,7 @@ class NetEnsemble:
         return np.asarray(self.outputs_of_each(columns).mean(axis=0, dtype=np.float64))
 
     def outputs_of_each(self, columns: Floats) -> NDArray[Any]:
-        """The same by each net, which are the first dimension."""
+        """The outputs of each net, which are the first dimension."""
         flow: NDArray[Any] = self._scaled(self._encoded(columns)).astype(np.float32)
         with single_threaded():
             for weights, biases in self.layers_[:-1]:
@@ -277,7 +277,7 @@ class Blend:
         return self.predict_with_signals(calls)[0]
 
     def predict_with_signals(self, calls: Dataset) -> tuple[Floats, Floats]:
-        """The same, and how far trees and net are apart."""
+        """Microseconds as by `predict_both`, and how far trees and net are apart as signals."""
         by_trees, by_net = self.trees_.predict_both(calls), self.net_.predict_both(calls)
         apart = np.abs(np.log(by_trees / by_net)).mean(axis=1, keepdims=True)
         return np.sqrt(by_trees * by_net), apart
