@@ -44,6 +44,9 @@ SYNONYMS = {
 UNUSABLE_PATH = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ELOOP)
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Standard output may be a file."""
+MALLOC_OPTIONS = {-1: 2**31 - 1, -3: 32 << 20, -2: 8 << 20}
+"""Options of ``mallopt(3)``: the heap is never trimmed, large blocks are part of it (the highest threshold for others
+that there is), and it grows by megabytes."""
 
 
 def print_version(wanted: bool) -> None:
@@ -132,6 +135,7 @@ def run() -> int:
     called = [name for name in arguments[:1] if name in SUBCOMMANDS]
     if called and not set(arguments) & set(HELP):
         load_numpy()
+        keep_freed_memory()
     try:
         code = make_app(called or SUBCOMMANDS)(arguments, prog_name="foretrace", standalone_mode=False) or 0
         sys.stdout.flush()
@@ -155,6 +159,16 @@ def run() -> int:
         what = f"this is a bug of Foretrace, {type(error).__name__}: {error}"
         print_error(what, "Please report it with the traceback that FORETRACE_DEBUG=1 shows.")
         return BUG
+
+
+def keep_freed_memory() -> None:
+    """Have the C library reuse freed memory in place of returning it: page faults cost a twentieth of a command."""
+    import ctypes  # which numpy has imported
+
+    with suppress(AttributeError, OSError, TypeError):  # only glibc has this
+        mallopt = ctypes.CDLL(None).mallopt
+        for option, value in MALLOC_OPTIONS.items():
+            mallopt(option, value)
 
 
 def explain(error: Exception) -> bool:
