@@ -444,8 +444,7 @@ def on_platform(
     stack: Stack | str | Path = "auto",
 ) -> StepReport:
     """A loaded job on a loaded platform; the rest is as in `predict`."""
-    from foretrace.prediction.fabric_choice import with_fabric
-    from foretrace.prediction.predict import predict_on_platform
+    from foretrace.prediction.predict import predict_on_platform, with_fabric
 
     if len(job.graphs) > 1:
         job = _for_device(job, where.device.kind)
@@ -467,6 +466,8 @@ def on_platform(
 
 def with_stack(where: Platform, job: Job, stack: Stack | str | Path = "auto") -> Platform:
     """The platform under a software stack, by its name or file; ``auto`` as `foretrace.platform.stack` has it."""
+    if stack == "auto" and where.cross_device is None:  # measured here: most predictions
+        return where
     from foretrace.platform.stack import find_stack
 
     found = find_stack(stack, where, job.world, job.graphs)

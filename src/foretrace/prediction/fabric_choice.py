@@ -10,7 +10,6 @@ from pathlib import Path
 
 from foretrace.cost_models.collectives.pricing import assumptions
 from foretrace.errors import ForetraceError
-from foretrace.graph import Job
 from foretrace.platform.fabric import Fabric, fabrics
 from foretrace.platform.platform import Platform
 
@@ -35,19 +34,6 @@ def choose_fabric(
         return own, []
     found = fabric_of(device, max(world, 1), gpus_per_node)
     return found, [f"fabric {found.name} is assumed: the closest that comes with Foretrace; --fabric names another"]
-
-
-def with_fabric(where: Platform, job: Job, gpus_per_node: int | None) -> tuple[Platform, list[str]]:
-    """The platform with a fabric, where a job communicates; and notes on that.
-
-    >>> from foretrace.graph import Graph, OpTable
-    >>> from foretrace.platform.registry import load_platform
-    >>> with_fabric(load_platform("h200"), Job([Graph(OpTable.of([]))]), None)[0].fabric
-    """
-    if where.fabric is not None or job.world == 1 or not any(graph.collectives for graph in job.graphs):
-        return where, []
-    chosen, notes = choose_fabric(None, None, where.device.matches, job.world, gpus_per_node)
-    return where.having(fabric=chosen), notes
 
 
 def fabrics_of(device: str, worlds: Sequence[int], gpus_per_node: int | None = None) -> list[Fabric]:

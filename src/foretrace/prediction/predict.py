@@ -222,6 +222,21 @@ def _predicted(
     return report
 
 
+def with_fabric(where: Platform, job: Job, gpus_per_node: int | None) -> tuple[Platform, list[str]]:
+    """The platform with a fabric, where a job communicates; and notes on that.
+
+    >>> from foretrace.graph import OpTable
+    >>> from foretrace.platform.registry import load_platform
+    >>> with_fabric(load_platform("h200"), Job([Graph(OpTable.of([]))]), None)[0].fabric
+    """
+    if where.fabric is not None or job.world == 1 or not any(graph.collectives for graph in job.graphs):
+        return where, []
+    from foretrace.prediction.fabric_choice import choose_fabric
+
+    chosen, notes = choose_fabric(None, None, where.device.matches, job.world, gpus_per_node)
+    return where.having(fabric=chosen), notes
+
+
 def priced_ranks(
     job: Job,
     platform: Platform,

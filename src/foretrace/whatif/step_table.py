@@ -21,9 +21,8 @@ from foretrace.graph import Job
 from foretrace.platform.power import with_power_limit
 from foretrace.platform.registry import load_platform
 from foretrace.platform.stack import FACTORS, NONE, P90, Stack, named_stack
-from foretrace.prediction.fabric_choice import with_fabric
 from foretrace.prediction.overrides import RankOverrides
-from foretrace.prediction.predict import step_figures
+from foretrace.prediction.predict import step_figures, with_fabric
 from foretrace.whatif.changes import EditedJob, JobChanges
 from foretrace.whatif.grammar import read_changes, read_parallel
 

@@ -19,8 +19,7 @@ from foretrace.graph.graph import cautions
 from foretrace.platform.platform import Platform
 from foretrace.platform.registry import load_platform
 from foretrace.platform.stack import AUTO, Stack, named_stack
-from foretrace.prediction.fabric_choice import with_fabric
-from foretrace.prediction.predict import step_figures
+from foretrace.prediction.predict import step_figures, with_fabric
 from foretrace.prediction.scaling import NOT_COMMUNICATING
 from foretrace.whatif.changes import EditedJob, JobChanges
 from foretrace.whatif.grammar import JOB_CHANGES, RESIZABLE, Change

@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -78,6 +79,17 @@ class Drawn:
     """One for each element of the storage, once they are asked for."""
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute on one thread: values are small, and threads that start and wait for each other take longer."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 class Values:
     """The values that are known, by the storage of the fake tensor."""
 
@@ -100,6 +112,7 @@ class Values:
         """What the values of fake tensors rest on."""
         return frozenset().union(*(held.assumed for fake in fakes if (held := self._find(fake))))
 
+    @one_thread()
     def hold(self, fake: Any, values: torch.Tensor, assumed: frozenset[str] = frozenset()) -> None:
         """Remember the values of a fake tensor, where it is small; they are copied."""
         if not _is_small(fake):
@@ -144,6 +157,7 @@ class Values:
         self._held.pop(storage, None)
         self._drawn.pop(storage, None)
 
+    @one_thread()
     def compute(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """What a call gives, from the values of its arguments; `UNKNOWN` where one has none, or it fails."""
         known = func in SHAPED_LIKE or not any(map(self._lacks, _fakes((*args, *kwargs.values()))))
