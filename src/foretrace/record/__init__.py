@@ -4,6 +4,8 @@
 knows their files. `script` sketches a script in a process of its own, behind `guard`.
 """
 
-from foretrace._lazy import keep_callable
+from foretrace._lazy import keep_callable, lazy_exports
+
+__getattr__, __dir__ = lazy_exports(__name__)
 
 keep_callable(__name__)

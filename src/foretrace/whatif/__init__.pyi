@@ -1,0 +1,10 @@
+from foretrace.whatif.advise import Advice as Advice
+from foretrace.whatif.changes import EditedStep as EditedStep
+from foretrace.whatif.changes import JobChanges as JobChanges
+from foretrace.whatif.gate import Baseline as Baseline
+from foretrace.whatif.gate import Gate as Gate
+from foretrace.whatif.grammar import Change as Change
+from foretrace.whatif.plans import Plan as Plan
+from foretrace.whatif.points import Point as Point
+from foretrace.whatif.points import Sweep as Sweep
+from foretrace.whatif.what_if import WhatIf as WhatIf
