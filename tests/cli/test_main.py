@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import foretrace as ft
-from foretrace.cli.app import SUBCOMMANDS
+from foretrace.cli.app import SUBCOMMANDS, keep_freed_memory
 from foretrace.cli.main import exit_fast, main
 from foretrace.graph import ForetraceError
 
@@ -336,3 +336,9 @@ def test_an_option_by_the_name_that_other_tools_give_it_is_answered_with_ours(fo
 def test_names_that_no_file_can_have_are_one_line(foretrace, words):
     ran = foretrace(*words)
     assert ran.code == 2 and "bug" not in ran.err and len(ran.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("problem", [AttributeError, OSError, TypeError])
+def test_a_c_library_without_mallopt_is_left_as_it_is(monkeypatch, problem):
+    monkeypatch.setattr("ctypes.CDLL", failing(problem))
+    keep_freed_memory()

@@ -326,3 +326,9 @@ def test_choices_are_distinct_and_inside() -> None:
     assert all(sorted(row) == list(range(6)) for row in value)
     value, _ = told(lambda: torch.multinomial(torch.randn(3, 2).softmax(-1), 8, replacement=True).tolist())
     assert {each for row in value for each in row} == {0, 1}
+
+
+def test_a_step_sees_as_many_threads_as_the_machine_has() -> None:
+    before = torch.get_num_threads()
+    value, _ = told(lambda: (torch.arange(1 << 15).sum().item(), torch.get_num_threads()))
+    assert value == (sum(range(1 << 15)), before) and torch.get_num_threads() == before
