@@ -31,6 +31,17 @@ KERNELS = {
     "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclWorkElem)": "communication",
     "triton_poi_fused_add_0": "compiled",
     "triton__0d1d2d3d4de": "compiled",
+    "void cutlass::device_kernel<flash::FlashAttnBwd<flash::CollectiveMainloopBwd<2>>>": "attention",
+    "void flash::compute_attn_ws<Flash_fwd_kernel_traits<192, cutlass::bfloat16_t>>": "attention",
+    "kernel_unified_attention_2d": "attention",
+    "void vllm::reshape_and_cache_flash_kernel<__hip_bfloat16>": "copy",
+    "void vllm::rotary_embedding_kernel<c10::BFloat16, true>": "element-wise",
+    "void (anonymous namespace)::fused_rope_kernel<true, 64l, true>": "element-wise",
+    "bmm_MxE4m3_MxE2m1MxE4m3_Fp32_Ab32_Bb32_Cb32_t128x8x256_s5_et128x8": "matrix product",
+    "void cutlass::device_kernel<dpsk::grouped_gemm::cuda::fp8_ptp128c::GemmKernel>": "matrix product",
+    "void moe::dev::finalize::finalizeKernel<moe::dev::finalize::KernelParams<cutlass::bfloat16_t, 4>>": "other",
+    "void moe::dev::routing::routingCustom::routingIndicesDynBlockKernel<SoftmaxPreprocess>": "sort/index",
+    "void cuda::per_token_cast_to_fp8_with_channels<__nv_bfloat16, 128>": "element-wise",
     "something_else_entirely": "other",
 }
 
@@ -53,6 +64,11 @@ def test_a_kernel_is_known_by_its_name(name: str, expected: str) -> None:
 )
 def test_a_kernel_is_a_part_of_what_its_op_does(kernel: str, op: str, expected: str) -> None:
     assert kernel_family(kernel, op) == expected
+
+
+@pytest.mark.parametrize("where", ["nn.Module: LlamaAttention_0", "embedding", "step[DECODE bs=16]"])
+def test_an_annotation_or_a_module_around_a_kernel_does_not_say_what_it_does(where: str) -> None:
+    assert kernel_family("nvjet_sm90_tst_192x192_64x3_1x2_h_bz_coopB_NTN", where) == "matrix product"
 
 
 def test_a_memset_inside_a_matrix_product_stays_a_memset() -> None:

@@ -220,8 +220,9 @@ _PLAIN_KERNELS = _rules(
 _OPS = _rules(
     ("communication", r"^c10d|^nccl:|^gloo:|record_param_comms|all_?reduce|all_?gather|reduce_scatter|all_?to_?all"),
     ("compiled", r"^triton_"),
-    ("convolution", r"conv"),
+    ("convolution", r"conv(?!er)"),
     ("attention", r"attention|sdpa"),
+    ("element-wise", r"rotary|rope_|_rope\b"),
     ("lookup", r"embedding|[lL]ookup|fbgemm|^fb::"),
     ("optimizer", r"_foreach_|_fused_|^Optimizer\.step|multi_tensor"),
     ("softmax", r"[sS]oftmax|nll_loss|cross_entropy"),
@@ -235,9 +236,12 @@ _OPS = _rules(
 )  # fmt: skip
 
 _KERNELS = _rules(
-    ("attention", r"flash_|fmha|attn_[fb]wd|sdpa"),
+    ("copy", r"(?i)(reshape|concat)_and_cache|store_?kv"),
+    ("element-wise", r"(?i)rotary|(?<![a-z])rope(?![a-z])"),
+    ("attention", r"flash_|\bflash::|fmha|(?i:attn|attention|sdpa)|Batch(Decode|Prefill)With"),
     ("lookup", r"(?i)embedding|pooled_embs"),
     ("norm", r"(?i)(layer|batch|rms|group)_?norm|bn_[fb]w|ln_[fb]wd|GammaBeta|RowwiseMoments"),
+    ("sort/index", r"(?i)moe\W.*routing|moe_(align|sort)"),
     ("softmax", r"(?i)softmax"),
     ("optimizer", r"multi_tensor_apply|FusedOptimizer"),
     ("copy", r"copy_kernel|copy_async|CatArray|transpose_kernel"),
@@ -246,8 +250,17 @@ _KERNELS = _rules(
     ("reduction", r"reduce_kernel"),
     ("sort/index", r"cub::|thrust::|rocprim|[iI]ndex|gather|scatter|[sS]ort"),
     ("convolution", r"fprop|dgrad|wgrad|implicit_gemm|[cC]onvol|nchwToNhwc|nhwcToNchw|winograd"),
-    ("matrix product", r"(?<!fb)gemm|gemv|cutlass|nvjet|Cijk_|cublas|(?<!fb)GEMM|(?i:matmul)|fused_moe_kernel"),
-)
+    (
+        "matrix product",
+        r"(?i:(?<!fb)gemm)|gemv|cutlass|nvjet|Cijk_|cublas|(?i:matmul)|fused_moe_kernel|marlin::|^(void )?bmm_",
+    ),
+    ("element-wise", r"(?i)silu|swiglu|gelu|relu|act_and_mul|quantize|cast_to_|cast_and_"),
+    ("copy", r"copy_tensor"),
+)  # fmt: skip
+_TYPES = re.compile(r"\bcutlass::\w+_t\b")
+"""Number types of CUTLASS, which kernels that multiply nothing take as well."""
+_IS_OP = re.compile(r"::|^(nccl|gloo):|^Optimizer\.|^record_param_comms|^triton_|^$")
+"""Names of ops; those of annotations and modules say where a kernel is launched, and not what it does."""
 
 
 @cache
@@ -263,7 +276,9 @@ def kernel_family(kernel: str, op: str = "") -> str:
     """
     if communicates(kernel):
         return "communication"
-    for rules, name in ((_PLAIN_KERNELS, kernel), (_OPS, op), (_KERNELS, kernel)):
+    if kernel and not _IS_OP.search(op):
+        op = ""
+    for rules, name in ((_PLAIN_KERNELS, kernel), (_OPS, op), (_KERNELS, _TYPES.sub("", kernel))):
         for family_name, pattern in rules:
             if pattern.search(name):
                 return family_name
