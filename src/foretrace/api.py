@@ -247,9 +247,10 @@ def predict(
         ``train.py:function``, whose step is sketched; or the command that starts a script, ``python train.py --batch
         32``, whose own loop is sketched. Of a job, all ranks that have a graph are simulated together.
     on
-        A platform, its name, or its folder. Left out, a job that was profiled on several ranks stays on its own
-        machine: hosts and kernels as measured, collectives by a fabric; so does one profiled rank of a job where it
-        shall stand for a ``world`` of them. Anything else, and what asks for the models of a platform or for another
+        A platform, its name, or its folder; ``"own"`` is the machine that a profiled job ran on, whatever that is. Left
+        out, a job that was profiled on several ranks stays on its own machine: hosts and kernels as measured,
+        collectives by a fabric; so does one profiled rank of a job where it shall stand for a ``world`` of them.
+        Anything else, and what asks for the models of a platform or for another
         host, is predicted on an ``h200``.
     kernels
         ``"measured"`` takes the kernel times of the recording, ``"model"`` those of the platform's models. Left out,
@@ -309,6 +310,12 @@ def predict(
     if world is not None:
         check_count(world, "world", MAX_RANKS)
         overrides.check_alike()
+    own, on = on == OWN, None if on == OWN else on
+    if own and (host is not None or kernels == "model" or power_limit is not None or alloc_conf):
+        raise ForetraceError(
+            "on its own machine a job keeps the hosts and kernels that were measured",
+            "Leave out what changes them, or name the platform that is like it: --on a100.",
+        )
     where = None if on is None else load_platform(on, host, fabric)
     if power_limit is not None:
         from foretrace.platform.power import with_power_limit
@@ -323,15 +330,18 @@ def predict(
     on_progress(Progress(f"sketching {what}" if isinstance(what, (str, Path)) and script_of(what) else "reading"))
     job = as_job(what, where.device.kind if where else "cuda", world)
     on_progress(Progress("predicting"))
-    if where is None and host is None and kernels != "model" and _is_measured(job, world):
+    if own:
+        _check_measured(job)
+    if own or (where is None and host is None and kernels != "model" and _is_measured(job, world)):
         report = _on_own_machine(job, fabric, gpus_per_node, step, overrides, world, drop_gaps)
     elif where is not None and host is None and world is None and _tells_more(job, where, kernels):
         fabric = fabric or where.fabric
         report = _on_own_machine(job, fabric, gpus_per_node, step, overrides, None, drop_gaps)
         report.platform = where.name
+        is_of = "is" if job.graphs[0].device else "is taken to be"
         report.notes.append(
-            f"hosts and kernels as measured: the trace is of this GPU, and the host of {where.name} was not measured; "
-            "--host names another, --kernels model models both"
+            f"hosts and kernels as measured: the trace {is_of} of this GPU, and the host of {where.name} was not "
+            "measured; --host names another, --kernels model models both"
         )
     else:
         where = where or load_platform(DEFAULT_PLATFORM, host, fabric)
@@ -474,6 +484,17 @@ def with_stack(where: Platform, job: Job, stack: Stack | str | Path = "auto") ->
     return where if found is None else found.applied(where)
 
 
+OWN = "own"
+"""What stands for a platform where the machine that a job was profiled on is meant."""
+
+
+def _check_measured(job: Job) -> None:
+    if job.alike or not all(np.isfinite(graph.ops.start).any() or len(graph.kernels) for graph in job.graphs):
+        raise ForetraceError(
+            f"{job.source} was not measured on any machine: it has no times", "Name a platform, as --on h200."
+        )
+
+
 def _is_measured(job: Job, world: int | None) -> bool:
     """Whether a job was profiled: several of its ranks; or one, where that shall stand for all."""
     ranks = job.graphs if world is None else job.graphs[:1]
@@ -483,10 +504,8 @@ def _is_measured(job: Job, world: int | None) -> bool:
 
 def _tells_more(job: Job, where: Platform, kernels: str | None) -> bool:
     """Whether a profiled job knows more of a platform than its description: it ran on that GPU, whose host was not
-    measured.
+    measured. Where its trace names no GPU, ``kernels`` as measured say that it did.
     """
-    from foretrace.platform.device import Device
-
     if where.cross_device is None or kernels == "model" or job.alike or not job.graphs:
         return False
     if not all(graph.has_times and len(graph.kernels) for graph in job.graphs):
@@ -494,8 +513,7 @@ def _tells_more(job: Job, where: Platform, kernels: str | None) -> bool:
     device = job.graphs[0].device
     if where.device.matches.endswith("scaled") or (kernels is None and device != where.device.matches):
         return False
-    closest = Device.closest(device)
-    return closest is not None and closest.name.partition("-")[0] == where.device.name.partition("-")[0]
+    return not device or where.device.may_be(device)
 
 
 def _with_notes(report: StepReport, notes: list[str]) -> StepReport:

@@ -63,3 +63,27 @@ def test_a_device_that_nobody_measured_holds_nothing_up():
 def test_a_device_is_found_by_what_the_driver_calls_it():
     assert Device.matching("NVIDIA H200") == Device.named("h200")
     assert Device.matching("Voodoo 2") is None
+
+
+@pytest.mark.parametrize(
+    ("driver_name", "known"),
+    [
+        ("NVIDIA H800", "h800"),
+        ("NVIDIA A800-SXM4-80GB", "a800"),
+        ("AMD Instinct MI250X", "mi250x"),
+        ("AMD Instinct MI300X VF", "mi300x"),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000"),
+        ("GPU of 304 processors and 192 GiB", "mi300x"),
+        ("AMD Radeon Graphics of 110 processors and 64 GiB", "mi250x"),
+    ],
+)
+def test_the_model_of_a_device_is_told_by_its_driver_or_by_its_size(driver_name, known):
+    assert present(Device.closest(driver_name)).name == known
+
+
+@pytest.mark.parametrize(
+    "driver_name", ["NVIDIA GeForce RTX 3090", "NVIDIA RTX A6000", "ARTEMIS", "", "GPU of 7 processors and 1 GiB"]
+)
+def test_a_model_that_is_not_described_is_not_taken_for_another_of_its_maker(driver_name):
+    assert Device.closest(driver_name) is None

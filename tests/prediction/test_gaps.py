@@ -7,7 +7,7 @@ import pytest
 
 import foretrace as ft
 from foretrace.analysis.report import IdleRow
-from foretrace.graph import Graph, Job, OpTable, Span, Tensor
+from foretrace.graph import Graph, Job, Op, OpTable, Span, Tensor
 from foretrace.graph.tables import ANNOTATION
 from foretrace.platform.platform import Platform
 from foretrace.prediction.predict import predict_on_own_machine, predict_on_platform
@@ -141,6 +141,14 @@ def test_steps_one_after_the_other_take_as_long_as_the_device_does_where_that_is
     assert report.step_ms == report.step_ms_back_to_back == pytest.approx(0.9, rel=0.01)
 
 
+def test_a_single_step_whose_mark_has_most_of_its_work_takes_as_long_as_its_mark() -> None:
+    mark, span = Call("ProfilerStep#0", 0, 1000, kind=ANNOTATION), Span("ProfilerStep#0", 0.0, 1000.0)
+    graph = rank(mark, Call("aten::mm", 10, 90), launch(20, 30, (40, 1150)), steps=[span])
+    report = predict_on_own_machine(Job([graph]))
+    assert report.step_ms == pytest.approx(1.0)
+    assert report.step_ms_back_to_back == pytest.approx(1.11, rel=0.02)
+
+
 def test_the_estimate_lies_inside_its_range() -> None:
     report = predict_on_own_machine(Job([ahead()]))
     assert report.low_ms < report.step_ms < report.high_ms
@@ -173,3 +181,19 @@ def test_gaps_of_several_threads_may_be_longer_than_the_step_and_say_so() -> Non
     assert "on several threads at once" in gaps_fact(report)
     report.step_ms = 30.0
     assert "threads" not in gaps_fact(report)
+
+
+def test_on_its_own_machine_a_trace_of_one_rank_takes_what_it_took_whatever_it_ran_on() -> None:
+    graph = replace(ahead(3), device="ARTEMIS")
+    assert ft.predict(graph, on="own").step_ms == pytest.approx(ft.observe(graph).step_ms)
+    with pytest.raises(ft.ForetraceError, match="keeps the hosts and kernels that were measured"):
+        ft.predict(graph, on="own", host="h200")
+    with pytest.raises(ft.ForetraceError, match="was not measured on any machine"):
+        ft.predict(Graph(OpTable.of([Op("aten::mm")])), on="own")
+
+
+def test_a_trace_that_names_no_gpu_is_of_the_one_that_is_named_with_measured_kernels() -> None:
+    graph = replace(ahead(3), device="")
+    report = ft.predict(graph, on="a100", kernels="measured")
+    assert report.step_ms == pytest.approx(ft.observe(graph).step_ms)
+    assert any("is taken to be of this GPU" in note for note in report.notes)

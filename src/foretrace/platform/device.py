@@ -149,14 +149,43 @@ class Device:
         >>> Device.closest("Tesla V100-SXM2-16GB").name, Device.closest("NVIDIA A100-PG509-200").name
         ('v100', 'a100-40gb')
         """
-        tokens = _tokens(driver_name)
-        shipped = map(cls.read, sorted(DEVICES.glob("*.json")))
-        alike = [device for device in shipped if _tokens(device.name)[0] in tokens]
-        return max(alike, key=lambda device: len({*_tokens(device.matches)} & {*tokens}), default=None)
+        tokens = {*_tokens(driver_name)}
+        alike = [device for device in map(cls.read, sorted(DEVICES.glob("*.json"))) if device.may_be(driver_name)]
+        return max(alike, key=lambda device: len({*_tokens(device.matches)} & tokens), default=None)
+
+    def may_be(self, driver_name: str) -> bool:
+        """Whether this is the model that a driver's name tells of, with whatever memory and links; where the name
+        tells of none, whether it has as many processors and as much memory.
+
+        >>> Device.named("v100").may_be("Tesla V100-SXM2-16GB"), Device.named("v100").may_be("Tesla T4")
+        (True, False)
+        >>> Device.named("mi300x").may_be("GPU of 304 processors and 192 GiB")
+        True
+        """
+        if size := _SIZE.search(driver_name):
+            gib = self.memory_bytes / 2**30
+            return int(size[1]) == self.sms and abs(int(size[2]) - gib) < SAME_MEMORY * gib
+        return self.matches == driver_name or _model(self.name) <= {*_tokens(driver_name)}
+
+
+_SIZE = re.compile(r"\b(\d{1,4}) processors and (\d{1,4}) GiB")
+SAME_MEMORY = 0.15
+"""Memory that is counted in 10^9 or 2^30 bytes, of which the driver keeps some, differs by as much."""
 
 
 def _tokens(name: str) -> list[str]:
     return re.findall("[a-z0-9]+", name.lower())
+
+
+def _model(name: str) -> set[str]:
+    """The words of a shipped name up to the model's number, without memory and links.
+
+    >>> sorted(_model("rtx-pro-6000")), _model("a100-pcie-40gb")
+    (['6000', 'pro', 'rtx'], {'a100'})
+    """
+    words = _tokens(name)
+    number = next((at for at, word in enumerate(words) if re.search(r"\d", word)), len(words))
+    return {*words[: number + 1]}
 
 
 @dataclass(frozen=True)

@@ -118,7 +118,8 @@ def _add_period(report: StepReport, job: Job, done: SimulatedJob, changed: bool)
     from step to step where the same is done again and again, whichever is longer.
 
     From the first rank's start to the last one's end is longer still, by how far hosts run ahead of their devices and
-    by how much later some ranks begin. A trace that marks no steps is taken as one step from end to end.
+    by how much later some ranks begin. How far a host was ahead at the end of a single step, that step did not take.
+    A trace that marks no steps is taken as one step from end to end.
     """
     report.span_ms = report.step_ms
     report.step_ms_back_to_back = _no_longer(measured_period_ms(done), report.span_ms)
@@ -126,7 +127,7 @@ def _add_period(report: StepReport, job: Job, done: SimulatedJob, changed: bool)
         return
     begins = [float(cut.start.min()) for cut in done.segments]
     hosts = [(float(cut.end.max()) - begin) / 1e3 for cut, begin in zip(done.segments, begins)]
-    steady = report.step_ms_back_to_back or 0.0
+    steady = (report.step_ms_back_to_back or 0.0) - min(_ahead_ms(rank.graph) for rank in done.ranks)
     if any(len(graph.steps) > 1 for graph in job.graphs) and not changed:
         steady = 0.0  # it went from step to step in the trace: that is what its hosts took
     report.step_ms = min(max(*hosts, steady), report.span_ms)
@@ -134,6 +135,20 @@ def _add_period(report: StepReport, job: Job, done: SimulatedJob, changed: bool)
     report.low_ms, report.high_ms = report.low_ms * ratio, report.high_ms * ratio
     longest = [min(max(host, steady), report.step_ms) for host in hosts]
     add_idle(report, done, [(begin, begin + host * 1e3) for begin, host in zip(begins, longest)])
+
+
+MOSTLY_DONE = 0.5
+"""Share of a step's device work that is done by its end, unless its mark is only of the launches."""
+
+
+def _ahead_ms(graph: Graph) -> float:
+    """How long the device of a measured step goes on after its mark, which has most of the device's work."""
+    kernels, end = graph.kernels, graph.steps[0].end if graph.steps else np.inf
+    if not len(kernels):
+        return 0.0
+    done = total(np.minimum(kernels.start, end), np.minimum(kernels.end, end))
+    ahead = max(float(kernels.end.max()) - end, 0.0) / 1e3
+    return ahead if done > MOSTLY_DONE * total(kernels.start, kernels.end) else 0.0
 
 
 def measured_ranks(job: Job, step: str | None = None, drop_gaps: bool = False) -> tuple[list[MeasuredRank], list[str]]:

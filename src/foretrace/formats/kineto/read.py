@@ -181,7 +181,19 @@ def _device(head: Head, columns: Columns) -> str:
     listed = [d for d in head.deviceProperties if isinstance(d, dict) and isinstance(d.get("name"), str)]
     used = distinct(columns.device["device"]).tolist()
     # On ROCm the device ids of kernels count devices that the list leaves out.
-    return next((d["name"] for d in listed if d.get("id") in used), listed[0]["name"] if listed else "")
+    return _model_of(next((d for d in listed if d.get("id") in used), listed[0])) if listed else ""
+
+
+def _model_of(device: dict[str, Any]) -> str:
+    """What the driver calls a device; where that names no model, as some versions of ROCm's, with its size.
+
+    >>> _model_of({"name": "AMD Radeon Graphics", "numSms": 104, "totalGlobalMem": 68702699520})
+    'AMD Radeon Graphics of 104 processors and 64 GiB'
+    """
+    name, processors, nbytes = (device.get(key) for key in ("name", "numSms", "totalGlobalMem"))
+    if re.search(r"\d", str(name)) or not (isinstance(processors, int) and isinstance(nbytes, int)):
+        return str(name)
+    return f"{name or 'GPU'} of {processors} processors and {nbytes / 2**30:.0f} GiB"
 
 
 def _allocated(columns: Columns, clock: Clock) -> tuple[tuple[float, int], ...]:
