@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from foretrace.formats.workers import Worker
 
 CHUNK = 16 << 20
-SERIAL_CHUNKS = 1
-"""Chunks that are decoded in this process: starting others would take longer."""
+SERIAL_CHUNKS = 3
+"""Chunks that are decoded in this process: to start others, and to send them bytes and columns, takes as long as to
+decode two chunks."""
 MAX_EVENT_BYTES = 512 << 20
 """How much is held in memory to find the end of an event."""
 _START = b'{"traceEvents":['

@@ -220,7 +220,7 @@ def _notes(graph: Graph, columns: Columns) -> list[str]:
         notes.append(f"events that begin and never end are left out: {columns.begun:,}")
     if columns.repeated:
         notes.append(f"events that the file holds more than once are counted once: {columns.repeated:,} left out")
-    if (graph.ops.kind == CALL).any() and set(columns.signatures) <= {NO_ARGUMENTS}:
+    if (graph.ops.kind == CALL).any() and all(one == NO_ARGUMENTS for one in columns.signatures):
         notes.append(NO_SHAPES)
     if len(graph.kernels) and not len(graph.calls):
         known = (graph.kernels.op >= 0).any()
