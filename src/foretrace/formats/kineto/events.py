@@ -61,7 +61,9 @@ class ParallelDecoder:
     def __init__(self, source: str) -> None:
         self._source = source
         self._columns = Columns()
-        self._submitted = 0
+        self._waiting: list[bytearray] = []
+        """The first chunks, until it is known whether there are so many that others should decode them."""
+        self._alone = False
         self._workers: list[Worker[bytearray, Columns]] = []
         self._turns = iter(cycle(self._workers))
 
@@ -74,15 +76,22 @@ class ParallelDecoder:
 
     def submit(self, chunk: bytearray) -> None:
         """Decode a JSON array of events, now or later."""
-        self._submitted += 1
-        if self._submitted == SERIAL_CHUNKS + 1:
+        self._waiting.append(chunk)
+        if len(self._waiting) > SERIAL_CHUNKS and not (self._workers or self._alone):
             self._start_workers()
-        if not self._workers:
-            self._columns.append(self._decoded(chunk))
-            return
-        worker = next(self._turns)
-        self._collect(worker)
-        worker.submit(chunk)
+        if self._workers or self._alone:
+            self._hand_out()
+
+    def _hand_out(self) -> None:
+        """Decode the chunks that wait, here or by others."""
+        waiting, self._waiting = self._waiting, []
+        for chunk in waiting:
+            if not self._workers:
+                self._columns.append(self._decoded(chunk))
+                continue
+            worker = next(self._turns)
+            self._collect(worker)
+            worker.submit(chunk)
 
     def _start_workers(self) -> None:
         from foretrace.formats.workers import Worker, usable_cores
@@ -90,9 +99,11 @@ class ParallelDecoder:
         if (cores := usable_cores()) > 1:
             self._workers = [Worker(self._decoded) for _ in range(cores)]
             self._turns = iter(cycle(self._workers))
+        self._alone = not self._workers
 
     def finish(self) -> Columns:
         """The columns of all chunks."""
+        self._hand_out()
         for _ in self._workers:
             self._collect(next(self._turns))
         return self._columns
