@@ -542,3 +542,17 @@ def test_a_device_with_an_odd_number_is_no_bug(tmp_path: Path) -> None:
     trace = json.loads(training_step().text())
     trace["deviceProperties"] = [{"id": [0], "name": "NVIDIA H200"}, {"id": {}, "name": "x"}, 7]
     assert read(json.dumps(trace).encode(), tmp_path).device == "NVIDIA H200"
+
+
+def test_steps_that_only_the_device_marks_go_from_launch_to_launch(tmp_path: Path) -> None:
+    trace = Trace()
+    for number in (4, 5):
+        with trace.op("aten::mm"):
+            trace.launch("gemm")
+            gemm = trace.events[-1] if trace.events[-1].get("cat") == "kernel" else trace.events[-2]
+        trace.add("gpu_user_annotation", f"ProfilerStep#{number}", gemm["ts"], gemm["dur"], tid=7, pid=0)
+    graph = read(trace, tmp_path)
+    assert [step.name for step in graph.steps] == ["ProfilerStep#4", "ProfilerStep#5"]
+    assert [step.start for step in graph.steps] == [float(start) for start in graph.calls.start]
+    assert graph.steps[0].end == graph.steps[1].start
+    assert any("steps are marked on the device's track alone" in note for note in graph.notes)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from foretrace.formats.call_tree import STEP_MARK
 from foretrace.formats.kineto.decode import Event
 from foretrace.graph import ForetraceError
 from foretrace.graph.tables import ANNOTATION, CALL, COMPUTE, COPY, MODULE, SET, distinct
@@ -21,7 +22,7 @@ NO_ARGUMENTS = b"[],[],[],[]"
 MODULE_PREFIX = "nn.Module: "
 """How the profiler marks modules among Python functions."""
 _OPS = {"cpu_op": CALL, "Operator": CALL, "user_annotation": ANNOTATION, "python_function": MODULE}
-_FUNCTION = "python_function"
+_FUNCTION, _DEVICE_MARK = "python_function", "gpu_user_annotation"
 _MEMORY, _PROCESS = "[memory]", "process_name"
 BEGINS = {"B": "E", "b": "e", "S": "F"}
 """Phases of events that begin a span, with those of the events that end it: on a thread, and asynchronous ones."""
@@ -155,6 +156,8 @@ class Columns:
         """Distinct argument lists of ops, undecoded."""
         self.op_collectives: dict[int, CollectiveArgs] = {}
         self.device_collectives: dict[int, CollectiveArgs] = {}
+        self.device_steps: list[tuple[str, Any, Any]] = []
+        """Marks of steps on the device's own track: name, beginning and end."""
         self.processes: list[str] = []
         """Names of the trace's processes, devices among them."""
         self.begun = 0
@@ -182,6 +185,8 @@ class Columns:
         if rows.functions:
             some = zip(rows.functions, is_module)
             columns._take_functions([e for e, module in some if e.dur >= LONG_FUNCTION_US and not module], source)
+        marks = [event for event in rows.marks if STEP_MARK.match(event.name) and 0 <= event.ts + event.dur < math.inf]
+        columns.device_steps = [(event.name, event.ts, event.ts + event.dur) for event in marks]
         if others:
             columns._take_memory([event for event in others if event.name == _MEMORY and event.ph == "i"], source)
             columns.processes = [str(event.args.label) for event in others if event.name == _PROCESS]
@@ -311,6 +316,7 @@ class Columns:
     def append(self, other: Columns) -> None:
         """Append the rows of another."""
         self.events += other.events
+        self.device_steps += other.device_steps
         self.processes += other.processes
         self.begun += other.begun
         self.op_collectives |= {self.ops.count + row: one for row, one in other.op_collectives.items()}
@@ -345,7 +351,7 @@ class EventLists(dict[str, list[Event]]):
     """By its category, the list that an event with a duration belongs to.
 
     >>> lists = EventLists()
-    >>> lists["gpu_memcpy"] is lists.device, lists["xpu_runtime"] is lists.calls, lists["gpu_user_annotation"]
+    >>> lists["gpu_memcpy"] is lists.device, lists["xpu_runtime"] is lists.calls, lists["overhead"]
     (True, True, [])
     """
 
@@ -354,6 +360,7 @@ class EventLists(dict[str, list[Event]]):
         self.calls: list[Event] = []
         self.device: list[Event] = []
         self.functions: list[Event] = []
+        self.marks: list[Event] = []
         self.ops: list[Event] = []
         self.kinds: dict[str, int] = {}
         """Of the categories of device work."""
@@ -367,6 +374,7 @@ class EventLists(dict[str, list[Event]]):
             else self.ops if cat in _OPS
             else self.calls if _CALLS.fullmatch(cat)
             else self.device if kind is not None
+            else self.marks if cat == _DEVICE_MARK
             else []
         )  # fmt: skip
         return self[cat]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def graph_of_columns(path: Path, columns: Columns, head: Head) -> Graph:
     graph = Graph(
         ops, calls, kernels, rank, world, _device(head, columns), str(path),
         origin_ns=_base_ns(head) + clock.first_ns,
-        steps=_steps(ops, calls, kernels),
+        steps=_steps(ops, calls, kernels) or _device_steps(columns, clock, calls, kernels),
         collectives=finder.of_kernels(kernels, columns.device_collectives, events) + finder.of_host(kernels),
         groups=groups,
         activities=activity_table(columns, ops, clock),
@@ -140,6 +141,25 @@ def _steps(ops: OpTable, calls: CallTable, kernels: KernelTable) -> list[Span]:
     calls_in = ops.start[ops.kind == CALL], calls.start
     other = ops.start[~is_step[ops.name]], kernels.start
     return _holding(spans, calls_in) or _holding(spans, other) or spans
+
+
+def _device_steps(columns: Columns, clock: Clock, calls: CallTable, kernels: KernelTable) -> list[Span]:
+    """Steps that only the device's own track marks, from a step's first kernel to its last: each from its first launch,
+    or where a trace has none from its first kernel, to that of the next one. The last of several has no next one, and
+    is left out; of two or one, it goes to its end.
+    """
+    marks: dict[str, tuple[float, float]] = {}
+    for name, begin, end in columns.device_steps:  # one mark for each stream
+        since, until = (float(clock.since(np.array([at]))[0]) for at in (begin, end))
+        first, last = marks.get(name, (since, until))
+        marks[name] = min(first, since), max(last, until)
+    found = []
+    for name, (since, until) in marks.items():
+        launches = kernels.call[(kernels.start >= since) & (kernels.end <= until) & (kernels.call >= 0)]
+        found.append(Span(name, min(float(calls.start[launches].min(initial=np.inf)), since), until))
+    found.sort(key=lambda span: span.start)
+    periods = [one._replace(end=after.start) for one, after in pairwise(found)]
+    return periods if len(periods) > 1 else periods + found[-1:]
 
 
 def _holding(spans: list[Span], works: tuple[Floats, ...]) -> list[Span]:
@@ -208,12 +228,21 @@ def _allocated(columns: Columns, clock: Clock) -> tuple[tuple[float, int], ...]:
     return tuple(zip(at[order].tolist(), rows["allocated"][mine][order].tolist()))
 
 
+def _marked(graph: Graph) -> bool:
+    """Whether threads of the host mark the steps."""
+    return len(graph.ops) > 0 and bool(graph.ops.names.matching(lambda name: bool(STEP_MARK.match(name))).any())
+
+
 OTHER_DEVICE, MAX_DEVICES = 0.01, 8
 """Share of a trace's device work that makes a device one of several, and how many of these are named."""
 
 
 def _notes(graph: Graph, columns: Columns) -> list[str]:
     notes = []
+    if columns.device_steps and graph.steps and not _marked(graph):
+        notes.append(
+            "steps are marked on the device's track alone: each is from its first launch or kernel to that of the next"
+        )
     if not graph.steps:
         notes.append("no step marks (ProfilerStep#N): the whole trace is taken as one step")
     if columns.begun:
