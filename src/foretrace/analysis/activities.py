@@ -51,7 +51,10 @@ _WORDS = re.compile(
     "get|flock|sleep|select|poll"
 )
 """One of these is in every name that says something: most names have none, and are done with."""
-_ALLOCATES = re.compile(r"(cuda|cu|hip)\w*(Malloc|Free|HostAlloc|HostRegister|ModuleLoad|LibraryLoad)")
+_ALLOCATES = re.compile(
+    r"(cuda|cu|hip|aclrt)\w*(Malloc|Free|HostAlloc|HostRegister|ModuleLoad|LibraryLoad|MemCreate|MemMap|MemUnmap|MemSetAccess)"
+    r"|(ur|pi|ze)(USM|Mem|ext)\w*(Alloc|Free)"
+)
 MEANINGS = frozenset(kind for kind, _ in _MEANINGS)
 LONG_US = 100.0
 """A pause of the host that is shorter is the ordinary time between two ops."""
@@ -88,6 +91,15 @@ def meaning(name: str) -> str:
     return next((kind for kind, pattern in _MEANINGS if re.search(pattern, name)), "")
 
 
+def allocates(call: str) -> bool:
+    """Whether a runtime call takes memory from the driver, or gives it back.
+
+    >>> [allocates(name) for name in ("cudaMalloc", "hipFree", "cuMemSetAccess", "urUSMDeviceAlloc", "cudaMemcpyAsync")]
+    [True, True, True, True, False]
+    """
+    return bool(_ALLOCATES.match(call))
+
+
 class Causes:
     """Distinct causes of host time, each a kind and a name, with codes."""
 
@@ -117,9 +129,9 @@ def host_activities(graph: Graph, causes: Causes) -> Activities:
     rows = np.flatnonzero(np.where(noted, says | ~launching, says & ~launching))
     names = [table.names[code] for code in table.name[rows].tolist()]
     code = [causes.code(means[at] or ANNOTATED, name) for at, name in zip(table.name[rows].tolist(), names)]
-    allocates = calls.names.matching(lambda name: bool(_ALLOCATES.match(name)))
+    allocate = calls.names.matching(allocates)
     slow = np.flatnonzero((calls.kind == OTHER_CALL) & (calls.end - calls.start >= LONG_US))
-    slow = slow[allocates[calls.name[slow]]]
+    slow = slow[allocate[calls.name[slow]]]
     code += [causes.code(ALLOCATION, calls.names[name]) for name in calls.name[slow].tolist()]
     found = Activities(
         np.concatenate([table.start[rows], calls.start[slow]]),

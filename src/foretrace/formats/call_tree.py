@@ -177,7 +177,8 @@ def phases_by_time(ops: OpTable) -> Small:
     phase = np.where(ops.start < last_backward[window], FORWARD, OTHER)
     for named, pattern in _NAMED_PHASES:
         says = ops.names.matching(lambda name, says=pattern: bool(says.search(name)))  # type: ignore[misc]
-        if (marks := says[ops.name] & (ops.kind == ANNOTATION)).any():
+        # Profilers before PyTorch 1.11 file annotations as calls.
+        if (marks := says[ops.name] & ~node).any():
             phase[below(marks, ops.parent)] = named
     phase[backward] = BACKWARD
     phase[below(optimizer, ops.parent)] = OPTIMIZER

@@ -191,7 +191,8 @@ def _files(path: Path) -> list[Path]:
         found = sorted(file for file in inside if file.name.lower().endswith(SUFFIXES) and file.is_file())
         if not found:
             raise ForetraceError(
-                f"{path} holds no traces (*.json, *.json.gz, *.et, *.sqlite)", "Name the folder with the files."
+                f"{path} holds no traces, nor does any folder in it (*.json, *.json.gz, *.et, *.sqlite)",
+                "Name the folder with the files, or several: foretrace show 'run/*/*/'.",
             )
         return found
     if not has_magic(str(path)) or path.exists():

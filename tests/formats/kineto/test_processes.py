@@ -31,13 +31,17 @@ def merged(folder: Path, how: str) -> Job:
             args = dict(event["args"])
             if how == "offset" and "correlation" in args:
                 args["correlation"] += 1_000_000 * rank
-            pid: Any = {"label": f"[TP{rank:02}] {0 if device else 55}", "one device": 0 if device else number}
+            pid: Any = {
+                "label": f"[TP{rank:02}] {0 if device else 55}",
+                "one device": 0 if device else number,
+                "same": rank,
+            }
             events.append({**event, "args": args, "pid": pid.get(how, number)})
     (folder / "merged.json").write_text(json.dumps({"traceEvents": events}))
     return load_traces(folder / "merged.json")
 
 
-@pytest.mark.parametrize("how", ["label", "offset"])
+@pytest.mark.parametrize("how", ["label", "offset", "same"])
 def test_each_process_of_a_merged_trace_is_a_rank(tmp_path: Path, how: str):
     job = merged(tmp_path, how)
     alone = [load_traces(trace.write(tmp_path / f"{i}.json")) for i, trace in enumerate(two_ranks())]

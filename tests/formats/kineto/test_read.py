@@ -92,10 +92,11 @@ def test_work_between_backward_and_the_optimizer_is_neither(tmp_path: Path) -> N
     assert of == {"aten::mm": {"forward"}, "aten::_foreach_norm": {"other"}}
 
 
-def test_annotations_of_a_pipeline_schedule_say_the_phase(tmp_path: Path) -> None:
+@pytest.mark.parametrize("category", ["user_annotation", "Operator"])  # the second before PyTorch 1.11
+def test_annotations_of_a_pipeline_schedule_say_the_phase(tmp_path: Path, category: str) -> None:
     trace = Trace()
     for name, call in (("attn(F)", "aten::mm"), ("mlp(B)", "aten::bmm"), ("mlp(W)", "aten::add")):
-        with trace.op(name, "user_annotation"), trace.op(call):
+        with trace.op(name, category), trace.op(call):
             pass
     graph = read(trace, tmp_path)
     phases = {op.name: op.phase for op in graph.ops}

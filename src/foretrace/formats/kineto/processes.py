@@ -1,7 +1,8 @@
 """Several processes in one profiler trace, as tools that merge the traces of ranks write them: each is a rank.
 
 Host events carry the number of their process, device events that of their device. Which process a device belongs to is
-shown by a label that both numbers share (``[TP03] 1201`` and ``[TP03] 0``), else by the correlation ids of launches.
+shown by a label that both numbers share (``[TP03] 1201`` and ``[TP03] 0``), by the number itself where device events carry
+that of their process (as Foretrace writes jobs for Perfetto), else by the correlation ids of launches.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Group = tuple[set[Any], set[Any]]
 def split_processes(columns: Columns) -> tuple[list[Columns], list[str]]:
     """The columns of each of several processes that launch work; and a note if they stay one."""
     pids, hosts = columns.pids, columns.hosts
-    groups = _labelled(hosts, pids, columns) or _launching(hosts, pids, columns)
+    groups = _labelled(hosts, pids, columns) or _same_number(hosts, columns) or _launching(hosts, pids, columns)
     if not groups:
         return [columns], [f"{MERGED}which of {len(hosts)} processes launched what is unknown"]
     if len(groups) == 1:
@@ -63,6 +64,11 @@ def _labelled(hosts: list[Any], pids: list[Any], columns: Columns) -> list[Group
     found = [group for group in groups.values() if group[0].intersection(hosts)]
     found = found if len(found) > 1 else []
     return sorted(found, key=lambda group: [int(n) for n in _NUMBER.findall(min(map(str, group[0])))])
+
+
+def _same_number(hosts: list[Any], columns: Columns) -> list[Group]:
+    """Each process with the device work of its own number; none where a device has a number of its own."""
+    return [({pid}, {pid}) for pid in hosts] if {*columns.device_pids} == {*hosts} else []
 
 
 def _launching(hosts: list[Any], pids: list[Any], columns: Columns) -> list[Group]:
