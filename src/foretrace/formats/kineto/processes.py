@@ -1,8 +1,8 @@
 """Several processes in one profiler trace, as tools that merge the traces of ranks write them: each is a rank.
 
 Host events carry the number of their process, device events that of their device. Which process a device belongs to is
-shown by a label that both numbers share (``[TP03] 1201`` and ``[TP03] 0``), by the number itself where device events carry
-that of their process (as Foretrace writes jobs for Perfetto), else by the correlation ids of launches.
+shown by a label that both numbers share (``[TP03] 1201`` and ``[TP03] 0``), by the number itself where device events
+carry that of their process (as Foretrace writes jobs for Perfetto), else by the correlation ids of launches.
 """
 
 from __future__ import annotations
