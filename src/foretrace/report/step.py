@@ -250,8 +250,9 @@ def _measured_facts(report: StepReport) -> Iterator[Fact]:
             about += f"; the allocator says {bytes_(unprofiled.peak_memory_bytes)}"
         yield "memory", bytes_(report.peak_memory_bytes), about
     if report.device_span_ms:
-        before = sum(rank.launched_before_ms for rank in ranks)
-        launched = f"; {ms(before)} ms of the step were launched before the trace began" if before else ""
+        before = sum(rank.launched_before_ms for rank in ranks) / len(ranks)
+        mean = ", mean over ranks" if len(ranks) > 1 else ""
+        launched = f"; {ms(before)} ms of the step were launched before the trace began{mean}" if before else ""
         yield "known", percent(report.attributed), f"of the device time is attributed to an op{launched}"
 
 
