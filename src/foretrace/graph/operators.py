@@ -117,10 +117,16 @@ def collective_kind(name: str) -> str:
     return next((kind for word, kind in _COLLECTIVE_KINDS if word in letters), "")
 
 
-_COMMUNICATES = re.compile(
-    "nccl|rccl|msccl|allreduce|allgather|reducescatter|alltoall|all2all|crossdevicereduce|quickreduce|multimem|nvshmem|"
-    "internode|intranode|userbuffers|oneccl|hccl|hcom|moea2a|arfusion|collectivepermute"
+_LIBRARY = re.compile(
+    r"nccl|rccl|msccl|hccl|oneccl|nvshmem|internode|intranode|userbuffers|multimem(?!cpy|set|ory)|"
+    r"(?<![a-z])(hcom_|ar_?fusion)"
 )
+_EXCHANGE = re.compile(
+    "(?<!sm)all(reduce|gather)|reducescatter|alltoall|all2all|crossdevicereduce|quickreduce|moea2a|collectivepermute"
+)
+"""Of the name without separators."""
+_INDUCTOR = re.compile(r"triton_(poi|red|per|tem|for)_")
+"""Kernels of torch.compile, which are named after all calls that they are made of and next to."""
 
 
 @lru_cache(maxsize=4096)
@@ -131,8 +137,13 @@ def communicates(kernel: str) -> bool:
     [True, True, False]
     >>> communicates("void deep_ep::internode::dispatch<false, 8>(int4*)"), communicates("mscclpp::allreduce7(int*)")
     (True, True)
+    >>> [communicates(n) for n in ("small_reduce", "batch_compute", "trunc_clamp", "triton_poi_fused_all_reduce_0")]
+    [False, False, False, False]
     """
-    return bool(_COMMUNICATES.search(kernel.lower().replace("_", "").replace("-", "")))
+    name = kernel.lower()
+    if _INDUCTOR.match(name):
+        return False
+    return bool(_LIBRARY.search(name) or _EXCHANGE.search(name.replace("_", "").replace("-", "")))
 
 
 DATA_DEPENDENT = frozenset({
