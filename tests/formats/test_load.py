@@ -225,3 +225,13 @@ def test_a_format_is_a_reader_and_an_entry_in_the_registry(tmp_path: Path, monke
 @pytest.mark.parametrize("name", dir(formats))
 def test_what_the_package_exports_is_there(name: str) -> None:
     assert getattr(formats, name) is not None or name.startswith("__")
+
+
+def test_traces_that_say_their_rank_and_no_world_are_of_a_job_that_may_have_more(tmp_path: Path) -> None:
+    for name, rank in (("b", 0), ("a", 2)):
+        trace = training_step()
+        trace.head["distributedInfo"] = {"rank": rank}
+        trace.write(tmp_path / f"{name}.json")
+    job = load_traces(tmp_path)
+    assert [graph.rank for graph in job.graphs] == [0, 2]
+    assert "no trace of rank 1 of the 3 in the job, which may have more" in job.notes

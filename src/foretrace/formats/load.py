@@ -102,7 +102,7 @@ def load_traces(paths: Path | str | Sequence[Path | str], ranks: set[int] | None
     graphs = sorted((g for g in graphs if ranks is None or g.rank in ranks), key=lambda graph: graph.rank)
     if not graphs:
         raise ForetraceError(f"{source} holds no trace of rank {_few(sorted(ranks or ()))}", "Ask for other ranks.")
-    if all(graph.world == 1 for graph in graphs):
+    if is_guessed := all(graph.world == 1 for graph in graphs):
         for graph in graphs:
             graph.world = graphs[-1].rank + 1
     for graph in graphs:
@@ -116,7 +116,8 @@ def load_traces(paths: Path | str | Sequence[Path | str], ranks: set[int] | None
     job = Job(graphs, source, notes)
     if job.missing and ranks is None:
         word = "rank" if len(job.missing) == 1 else "ranks"
-        job.notes.append(f"no trace of {word} {_few(job.missing)} of the {job.world} in the job")
+        whole = f"of the {job.world} in the job" + (", which may have more" if is_guessed else "")
+        job.notes.append(f"no trace of {word} {_few(job.missing)} {whole}")
     return job
 
 

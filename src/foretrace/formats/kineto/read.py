@@ -18,7 +18,17 @@ from foretrace.formats.kineto.decode import Head
 from foretrace.formats.kineto.events import read_events
 from foretrace.formats.kineto.tables import Clock, activity_table, call_table, kernel_table, op_table, shared_ids
 from foretrace.formats.values import dtype_name
-from foretrace.graph import CallTable, Collective, ForetraceError, Graph, KernelTable, OpTable, Span, tensors_in
+from foretrace.graph import (
+    MAX_RANKS,
+    CallTable,
+    Collective,
+    ForetraceError,
+    Graph,
+    KernelTable,
+    OpTable,
+    Span,
+    tensors_in,
+)
 from foretrace.graph.graph import LATE_CLOCK, MISSING_COLLECTIVES, MISSING_KERNELS, SEVERAL_DEVICES
 from foretrace.graph.op import ITEMSIZE
 from foretrace.graph.operators import collective_kind
@@ -173,10 +183,13 @@ def _distributed(head: Head) -> dict[str, Any]:
 
 
 def _rank_and_world(head: Head) -> tuple[int, int]:
+    """The rank that a trace says it is of, and of how many: 1 where it does not say that."""
     rank, world = _distributed(head).get("rank"), _distributed(head).get("world_size")
-    if isinstance(rank, int) and isinstance(world, int) and 0 <= rank < world < 2**31:
+    if not isinstance(rank, int) or not 0 <= rank < MAX_RANKS:
+        return 0, 1
+    if isinstance(world, int) and rank < world < 2**31:
         return rank, world
-    return 0, 1
+    return (rank, 1) if world is None else (0, 1)
 
 
 def _groups(head: Head) -> dict[str, tuple[int, ...]]:
