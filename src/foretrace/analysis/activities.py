@@ -30,7 +30,7 @@ DATA_LOADING, BUSY_WAIT, ALLOCATION, ANNOTATED, PYTHON = (
     "data loading", "busy wait", "allocation", "annotation", "python",
 )  # fmt: skip
 _MEANINGS = (
-    (DATA_LOADING, r"(?i)dataloader|(load|next|fetch|get)_?batch\b"),
+    (DATA_LOADING, r"(?i)data_?loader|\b(nvidia\W)?dali\b|(load|next|fetch|get)_?([a-z]+_)?batch\b"),
     ("garbage collection", r"(?i)\bgc\b|garbage.?collect|<built-in function collect>"),
     (
         "checkpoint",
@@ -40,19 +40,20 @@ _MEANINGS = (
     (
         "logging",
         r"(?i)\blogging\b|^\W*log(s|ger)?\W*$|\blog_(metrics|stats|dict)\b|metrics?:publish|"
-        r"\b(wandb|tensorboard|mlflow)\b",
+        r"\b(wandb|tensorboard|mlflow)\b|<built-in function print>",
     ),
     ("lock", r"\bacquire\b|threading\.py\(\d+\): (wait|join)\b|queue\.py\(\d+\): get\b|\bflock\b"),
     ("sleep", r"<built-in function sleep>|\bselectors?\.py\(\d+\): select\b|<built-in method poll\b"),
 )
 """What the name of an annotation or a function says, as regular expressions; the first that matches."""
 _WORDS = re.compile(
-    "dataload|batch|gc|garbage|collect|seriali|checkpoint|save|log|metric|wandb|tensorboard|mlflow|acquire|wait|join|"
-    "get|flock|sleep|select|poll"
+    "data_?load|dali|batch|gc|garbage|collect|seriali|checkpoint|save|log|metric|wandb|tensorboard|mlflow|print|acquire|"
+    "wait|join|get|flock|sleep|select|poll"
 )
 """One of these is in every name that says something: most names have none, and are done with."""
 _ALLOCATES = re.compile(
-    r"(cuda|cu|hip|aclrt)\w*(Malloc|Free|HostAlloc|HostRegister|ModuleLoad|LibraryLoad|MemCreate|MemMap|MemUnmap|MemSetAccess)"
+    r"(cuda|cu|hip|aclrt)\w*"
+    r"(Malloc|Free|HostAlloc|HostRegister|ModuleLoad|LibraryLoad|MemCreate|MemMap|MemUnmap|MemSetAccess)"
     r"|(ur|pi|ze)(USM|Mem|ext)\w*(Alloc|Free)"
 )
 MEANINGS = frozenset(kind for kind, _ in _MEANINGS)
@@ -85,6 +86,10 @@ def meaning(name: str) -> str:
     ('data loading', '')
     >>> meaning("torch/utils/checkpoint.py(243): backward"), meaning("<built-in function collect>")
     ('', 'garbage collection')
+    >>> meaning("[pl][profile]get_train_batch"), meaning("accelerate/data_loader.py(564): __iter__")
+    ('data loading', 'data loading')
+    >>> meaning("managers/scheduler.py(2992): get_next_batch_to_run")
+    ''
     """
     if not _WORDS.search(name.lower()):
         return ""
