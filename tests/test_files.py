@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
 import lzma
 import os
 import resource
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -59,7 +61,17 @@ def zstd(data: bytes) -> bytes:
     return zstandard.ZstdCompressor(write_checksum=True).compress(data)
 
 
-PACK: dict[str, Callable[[bytes], bytes]] = {".bz2": bz2.compress, ".xz": lzma.compress, ".zst": zstd}
+def zipped(*files: bytes) -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for number, data in enumerate(files):
+            archive.writestr(f"trace_{number}.json", data)
+    return packed.getvalue()
+
+
+PACK: dict[str, Callable[[bytes], bytes]] = {
+    ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": zstd, ".zip": zipped,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("suffix", PACK)
@@ -75,7 +87,17 @@ def test_a_damaged_one_says_so(tmp_path: Path, suffix: str) -> None:
     packed[len(packed) // 2] ^= 0xFF
     path = tmp_path / f"trace.json{suffix}"
     path.write_bytes(packed)
-    with pytest.raises(ForetraceError, match=r"is not a sound (bzip2|xz|Zstandard) file"):
+    with pytest.raises(ForetraceError, match=r"is not a sound (bzip2|xz|Zstandard|zip) file"):
+        list(read_chunks(path))
+
+
+def test_a_zip_of_several_files_or_of_half_a_file_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "traces.zip"
+    path.write_bytes(zipped(b"{}", b"{}"))
+    with pytest.raises(ForetraceError, match="holds 2 files"):
+        list(read_chunks(path))
+    path.write_bytes(zipped(b"{}" * 1000)[:-30])
+    with pytest.raises(ForetraceError, match="is not a sound zip file"):
         list(read_chunks(path))
 
 

@@ -37,7 +37,7 @@ _piped: dict[tuple[int, int], BinaryIO] = {}
 
 
 def read_chunks(path: Path) -> Iterator[bytes]:
-    """The bytes of a file, unpacked if it is compressed (gzip, bzip2, xz, Zstandard), a few megabytes at a time.
+    """The bytes of a file, unpacked if it is compressed (gzip, bzip2, xz, Zstandard, zip), a few megabytes at a time.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp()); _ = (folder / "a.json").write_bytes(b"{}")
@@ -270,6 +270,23 @@ def _unzstd() -> Unpacker:
     return opened, (zstandard.ZstdError,)
 
 
+def _unzip() -> Unpacker:
+    import zipfile
+
+    def opened(file: BinaryIO, mode: str) -> Any:
+        try:
+            archive = zipfile.ZipFile(file)
+            inside = [one for one in archive.infolist() if not one.is_dir()]
+            if len(inside) == 1:
+                return archive.open(inside[0])
+        except (*damaged, EOFError) as error:
+            raise ForetraceError(f"{file.name} is not a sound zip file ({error})", "Copy it again.") from None
+        raise ForetraceError(f"{file.name} holds {len(inside):,} files", "Unpack it, and give what it holds.")
+
+    damaged = (zipfile.BadZipFile, zlib.error, RuntimeError, NotImplementedError, OSError, ValueError)
+    return opened, damaged
+
+
 class Compression(NamedTuple):
     """A way to compress a file."""
 
@@ -283,6 +300,7 @@ COMPRESSIONS = {
     b"BZh": Compression("bzip2", ".bz2", _bunzip),
     b"\xfd7zXZ\0": Compression("xz", ".xz", _unxz),
     b"\x28\xb5\x2f\xfd": Compression("Zstandard", ".zst", _unzstd),
+    b"PK\x03\x04": Compression("zip", ".zip", _unzip),
 }
 """By the bytes that a file begins with."""
 MAGIC_BYTES = max(map(len, COMPRESSIONS))
