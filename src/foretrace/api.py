@@ -511,7 +511,7 @@ def _tells_more(job: Job, where: Platform, kernels: str | None) -> bool:
     if not all(graph.has_times and len(graph.kernels) for graph in job.graphs):
         return False
     device = job.graphs[0].device
-    if where.device.matches.endswith("scaled") or (kernels is None and device != where.device.matches):
+    if where.device.matches.endswith("scaled") or (kernels is None and not where.device.is_named(device)):
         return False
     return not device or where.device.may_be(device)
 

@@ -167,6 +167,14 @@ class Device:
             return int(size[1]) == self.sms and abs(int(size[2]) - gib) < SAME_MEMORY * gib
         return self.matches == driver_name or _model(self.name) <= {*_tokens(driver_name)}
 
+    def is_named(self, driver_name: str) -> bool:
+        """Whether a driver calls it so; or names no model, and tells of a device of its size.
+
+        >>> Device.named("v100").is_named("Tesla V100-SXM2-16GB"), Device.named("v100").is_named("Tesla V100-SXM2-32GB")
+        (False, True)
+        """
+        return self.matches == driver_name or (bool(_SIZE.search(driver_name)) and self.may_be(driver_name))
+
 
 _SIZE = re.compile(r"\b(\d{1,4}) processors and (\d{1,4}) GiB")
 SAME_MEMORY = 0.15
