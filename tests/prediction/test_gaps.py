@@ -197,3 +197,15 @@ def test_a_trace_that_names_no_gpu_is_of_the_one_that_is_named_with_measured_ker
     report = ft.predict(graph, on="a100", kernels="measured")
     assert report.step_ms == pytest.approx(ft.observe(graph).step_ms)
     assert any("is taken to be of this GPU" in note for note in report.notes)
+
+
+@pytest.mark.parametrize("starts", [(20, 5_000), (40_000, 45_000)])  # between kernels, and before the first one
+def test_what_limits_a_step_on_its_own_machine_is_what_limited_it_in_its_trace(starts: tuple[int, int]) -> None:
+    mark, span = Call("ProfilerStep#0", 0, 50_000, kind=ANNOTATION), Span("ProfilerStep#0", 0.0, 50_000.0)
+    first, last = (
+        launch(2, 5, (starts[0], starts[0] + 100)),
+        launch(6, 9, (starts[1] + 44_000 * (starts[0] < 100), 50_000)),
+    )
+    graph = rank(mark, Call("aten::mm", 1, 20), first, last, steps=[span])
+    seen, report = ft.observe(graph), ft.predict(graph, on="own")
+    assert seen.bound in ("queue", None) and report.bound == seen.bound

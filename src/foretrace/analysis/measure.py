@@ -116,7 +116,7 @@ def measure_step(job: Job | Graph, step: str | None = None) -> StepReport:
         late = [place for place, graph in enumerate(graphs) if graph.rank in {one.rank for one in report.stragglers}]
         report.straggler_gain_ms = gain_without(late, as_measured(tasks, timeline), timeline) if late else None
     report.notes += _without_partners(graphs, collectives)
-    _forget_unknown_limits(report)
+    forget_unknown_limits(report)
     return report
 
 
@@ -156,7 +156,7 @@ def _rank_reports(
     return reports
 
 
-def _forget_unknown_limits(report: StepReport) -> None:
+def forget_unknown_limits(report: StepReport) -> None:
     """Unset the limit of steps and ranks whose launched work seems not to start, where the device may have done what is
     not recorded, or has a clock that is late.
     """

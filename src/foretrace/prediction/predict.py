@@ -15,6 +15,7 @@ import numpy as np
 from foretrace.analysis.breakdown import kernels_in
 from foretrace.analysis.collective_matching import seen_by_all
 from foretrace.analysis.critical_path import LATENCY_US
+from foretrace.analysis.measure import forget_unknown_limits
 from foretrace.analysis.report import OWN_MACHINE, StepReport
 from foretrace.errors import ForetraceError
 from foretrace.graph import Graph, Job
@@ -103,6 +104,7 @@ def predict_on_own_machine(
     report.fabric = fabric.name if fabric else None
     measured_as = [measured_range_note(job.graphs), *_stall_notes(ranks, report.step_ms), *_overhead_notes(ranks)]
     report.notes = _job_notes(job, [*notes, *done.notes, *measured_as, *shared])
+    forget_unknown_limits(report)
     return report
 
 

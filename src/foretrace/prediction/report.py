@@ -156,7 +156,9 @@ def add_idle(report: StepReport, done: SimulatedJob, windows: Sequence[tuple[flo
     )
     report.idle_causes = idle_by_cause(report.idle)
     host_ms = float(np.mean([rank.host_ms for rank in report.ranks]))
-    report.bound = bound_by(window_ms, report.device_idle_ms, {}, host_ms) if report.kernels else None
+    # A priced kernel that was launched starts when the device is free.
+    causes = report.idle_causes if all(isinstance(rank, MeasuredRank) for rank in done.ranks) else {}
+    report.bound = bound_by(window_ms, report.device_idle_ms, causes, host_ms) if report.kernels else None
 
 
 def _rank_reports(
