@@ -66,6 +66,16 @@ FILES = {
     "a_finalizer": "weakref.finalize(threading.Event(), (here / 'new').touch)",
     "another_interpreter": "i = interpreters.create()\n"
     "interpreters.run_string(i, f\"import os; os.chmod('{here}/keep.txt', 0o777)\"); interpreters.destroy(i)",
+    "raw_by_a_class_of_its_own": "class Raw(io.FileIO): pass\nRaw(str(here / 'keep.txt'), 'w').write(b'x')",
+    "python_io": "import _pyio; file = _pyio.open(str(here / 'keep.txt'), 'w'); file.write('x'); file.close()",
+    "temporary_folder_of_its_own": "before, tempfile.tempdir = tempfile.tempdir, str(here)\n"
+    "tempfile.NamedTemporaryFile(delete=False).write(b'x'); tempfile.tempdir = before",
+    "flags": "with open(here / 'keep.txt') as file: fcntl.ioctl(file, 0x40086602, bytes(8))",
+    "truncate_the_output": "os.ftruncate(1, 0)",
+    "sqlite_connection": "sqlite3.Connection(str(here / 'new.db')).execute('create table a (b)')",
+    "sqlite_class": "class Mine(sqlite3.Connection): pass\nMine(str(here / 'new.db')).execute('create table a (b)')",
+    "c_times": "ctypes.CDLL(None).futimesat(-100, bytes(here / 'keep.txt'), None)",
+    "c_shared_memory": "assert ctypes.CDLL(None).shmctl(1 << 30, 0, None) == -1",
     "at_exit": "atexit.register((here / 'new').touch)",
     "a_thread": "t = threading.Thread(target=(here / 'new').write_text, args=('x',)); t.start(); t.join()",
 }
@@ -73,6 +83,7 @@ SAVERS = {
     "torch_save": "torch.save(model.state_dict(), here / 'keep.txt')",
     "torch_save_to_a_file": "with open(here / 'keep.txt', 'wb') as f: torch.save(model, f)",
     "jit_save": "torch.jit.save(torch.jit.ScriptModule(), str(here / 'new.pt'))",
+    "traced": "torch.jit.trace(model, torch.ones(4, 8)).save(str(here / 'new.pt'))",
     "archive": "torch._C.PyTorchFileWriter(str(here / 'keep.txt'))",
     "distributed_checkpoint": "dcp.save(model.state_dict(), checkpoint_id=str(here / 'new'))",
     "file_handler": "log = logging.getLogger(str(here)); log.addHandler(logging.FileHandler(here / 'new.log'))\n"
@@ -108,6 +119,16 @@ NETWORK = {
     "mail": "with smtplib.SMTP('127.0.0.1', PORT) as server: server.sendmail('a@b', 'c@d', 'x')",
     "store": "torch.distributed.TCPStore('127.0.0.1', PORT, 2, False)",
     "c_connect": "ctypes.CDLL(None).connect(3, b'', 0)",
+    "tls": "s = ssl.create_default_context().wrap_socket(socket.socket(), server_hostname='a')\n"
+    "s.connect(('127.0.0.1', PORT)); s.sendall(b'x'); assert s.recv(1) == b''",
+    "tls_later": "with socket.create_connection(('127.0.0.1', PORT)) as s:\n"
+    "    ssl.create_default_context().wrap_socket(s, server_hostname='a').sendall(b'x')",
+    "asyncio_tls": "asyncio.run(asyncio.open_connection('127.0.0.1', PORT, ssl=True))",
+    "server_that_ends": "s = socketserver.ThreadingTCPServer(('127.0.0.1', 0), socketserver.BaseRequestHandler)\n"
+    "threading.Thread(target=s.serve_forever).start(); s.shutdown(); s.server_close()",
+    "message": "multiprocessing.connection.Client(('127.0.0.1', PORT)).send(1)",
+    "listener": "multiprocessing.connection.Listener(str(here / 'new')).close()",
+    "host_name": "socket.sethostname(socket.gethostname())",
     "log_to_a_server": "logging.handlers.SocketHandler('127.0.0.1', PORT).emit(logging.makeLogRecord({}))",
 }
 PROCESSES = {
@@ -141,13 +162,25 @@ PROCESSES = {
     "c_kill": "ctypes.CDLL(None).kill(VICTIM, 9)",
     "affinity": "os.sched_setaffinity(VICTIM, {0})",
     "priority": "os.setpriority(os.PRIO_PROCESS, VICTIM, 19)",
+    "wait_for_any": "pid = os.fork()\nif not pid: os._exit(0)\nassert os.wait() == (pid, 0)",
+    "c_program": "assert ctypes.CDLL(None).execveat(-100, b'/bin/true', None, None, 0) == -1",
+    "raise_signal": "signal.raise_signal(signal.SIGTERM)",
+    "thread_signal": "signal.pthread_kill(threading.get_ident(), signal.SIGTERM)",
+    "alarm": "signal.alarm(600)",
+    "timer": "signal.setitimer(signal.ITIMER_PROF, 600)",
+    "end_later": "faulthandler.dump_traceback_later(600, exit=True); faulthandler.cancel_dump_traceback_later()",
+    "semaphore": "_multiprocessing.sem_unlink('/foretrace-nothing')",
+    "group": "os.setpgid(VICTIM, 0)",
+    "root": "os.chroot(here)",
     "kill_group": "os.killpg(VICTIM, 9)",
 }
 LIBRARIES = {
     "urllib3": "assert urllib3.PoolManager().request('POST', f'http://127.0.0.1:{PORT}/', body=b'x').status == 200",
     "requests": "assert requests.get(f'http://127.0.0.1:{PORT}/').ok",
     "httpx": "assert httpx.post(f'http://127.0.0.1:{PORT}/', content=b'x').status_code == 200",
-    "redis": "redis.Redis(port=PORT).set('a', 'b')",
+    "redis": "redis.Redis(port=PORT).set('a', 'b'); redis.Redis(port=PORT).pipeline().set('a', 'b').execute()",
+    "cffi": "f = cffi.FFI(); f.cdef('int unlink(const char *);'); f.dlopen(None).unlink(bytes(here / 'keep.txt'))",
+    "joblib": "assert joblib.Parallel(2)(joblib.delayed(abs)(-i) for i in range(2)) == [0, 1]",
     "zmq": "s = zmq.Context().socket(zmq.PUSH); s.connect(f'tcp://127.0.0.1:{PORT}'); s.send(b'x')",
     "psutil": "psutil.Process(VICTIM).nice(19); psutil.Process(VICTIM).kill()",
     "pyarrow": "with pyarrow.OSFile(str(here / 'keep.txt'), 'wb') as file: file.write(b'x')",
@@ -160,9 +193,10 @@ INSTALLED = {name: f"import {name}\n{attempt}" for name, attempt in LIBRARIES.it
 ATTEMPTS = {**FILES, **SAVERS, **NETWORK, **PROCESSES, **INSTALLED}
 
 IMPORTS = """
-import _socket, asyncio, atexit, bz2, csv, ctypes, gzip, http.client, http.server, io, json, logging
-import logging.handlers, mmap, multiprocessing, os, pickle, pty, py_compile, shelve, shutil, signal, smtplib
-import socket, sqlite3, subprocess, syslog, tarfile, threading, time, urllib.request, weakref, zipfile
+import _multiprocessing, _socket, asyncio, atexit, bz2, csv, ctypes, faulthandler, fcntl, gzip, http.client
+import http.server, io, json, logging, logging.handlers, mmap, multiprocessing, multiprocessing.connection, os, pickle
+import pty, py_compile, shelve, shutil, signal, smtplib, socket, socketserver, sqlite3, ssl, subprocess, syslog, tarfile
+import tempfile, threading, time, urllib.request, weakref, zipfile
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from queue import Queue

@@ -1,10 +1,11 @@
-"""Stand-ins for functions of the C library that a script calls through `ctypes`: none of them is called."""
+"""Stand-ins for functions of the C library that a script calls through `ctypes` or `cffi`: none of them is called."""
 
 from __future__ import annotations
 
 import ctypes
 import errno
 import os
+import re
 from typing import Any
 
 from foretrace.record.guard.files import WRITES
@@ -12,20 +13,21 @@ from foretrace.record.guard.guard import REFUSED, applies, note, stands_in_for, 
 
 OPENS = ("open", "open64", "openat", "openat64")
 RETURNS_NULL = ("fopen", "fopen64", "freopen", "popen", "fdopen")
-REFUSED_FUNCTIONS = frozenset(
-    (
-        *OPENS, *RETURNS_NULL, "creat", "creat64",
-        "unlink", "unlinkat", "remove", "rmdir", "mkdir", "mkdirat", "mkstemp", "mkdtemp", "rename", "renameat",
-        "renameat2", "link", "linkat", "symlink", "symlinkat", "truncate", "truncate64", "mknod", "mkfifo",
-        "chmod", "fchmod", "fchmodat", "chown", "fchown", "lchown", "fchownat", "utime", "utimes", "futimes", "lutimes",
-        "utimensat", "futimens", "setxattr", "lsetxattr", "fsetxattr", "removexattr", "shm_open", "shm_unlink",
-        "system", "fork", "vfork", "clone", "forkpty", "daemon", "execv", "execve", "execvp", "execl", "execlp",
-        "posix_spawn", "posix_spawnp", "kill", "killpg", "tgkill", "sigqueue", "ptrace", "process_vm_writev",
-        "connect", "bind", "send", "sendto", "sendmsg", "mount", "umount", "umount2", "reboot", "sethostname",
-        "setpriority", "prlimit", "prlimit64", "syscall", "dlsym", "dlvsym",
-    )
-)  # fmt: skip
-"""By their names in every library: what else goes by such a name calls the C library's."""
+REFUSED_FUNCTIONS = re.compile(
+    r"(?:_*|__libc_|_Py_)(?:"
+    r"open(?:at)?2?|creat|f(?:d|re)?open|w?fopen(?:_obj)?|popen|mk(?:d|s|os)temps?|(?:shm|sem|mq)_(?:open|unlink)"
+    r"|unlink(?:at)?|remove|rmdir|rename(?:at2?)?|(?:sym)?link(?:at)?|mk(?:dir|fifo)(?:at)?|x?mknod(?:at)?"
+    r"|f?truncate|(?:posix_)?fallocate|[fl]?ch(?:mod|own|flags)(?:at2?)?|[fl]?utimes?|futimesat|utimensat|futimens"
+    r"|[fl]?(?:set|remove)xattr|ioctl|mount|umount2?|pivot_root|chroot|swapo(?:n|ff)|acct|quotactl"
+    r"|system|v?fork|clone[23]?|forkpty|daemon|f?exec[lv]p?e?|execvpe|execveat|posix_spawnp?|wordexp|unshare|setns"
+    r"|t?g?kill|killpg|raise|abort|alarm|(?:rt_)?sigqueue|pthread_(?:kill|sigqueue)|pidfd_(?:send_signal|getfd)|ptrace"
+    r"|process_(?:vm_writev|madvise)|setpriority|prlimit|sched_set\w+|setpgid|ioprio_set|(?:shm|sem|msg)ctl|semop|msgsnd"
+    r"|connect|bind|send(?:to|m?msg)?|sethostname|setdomainname|reboot|klogctl|v?syslog|settimeofday|clock_settime"
+    r"|adjtimex?|(?:init|finit|delete)_module|kexec_load|bpf|io_uring_\w+|syscall|dlv?sym"
+    r")(?:64)?"
+)
+"""Those that change something outside of the process, or end it; by their names in every library: what else goes by
+such a name calls the C library's."""
 
 
 class _CFunction:
@@ -57,12 +59,28 @@ class _CFunction:
 def _c_function(original: Any, self: Any, name: Any) -> Any:
     with trusted():
         function = original(self, name)
-    return _CFunction(function, name) if name in REFUSED_FUNCTIONS else function
+    return _CFunction(function, name) if REFUSED_FUNCTIONS.fullmatch(str(name)) else function
+
+
+class _CLibrary:
+    """A library of C that cffi has opened."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._library, name)
+        return _CFunction(found, name) if REFUSED_FUNCTIONS.fullmatch(name) else found
+
+
+@stands_in_for("cffi:FFI.dlopen", "cffi.api:FFI.dlopen")
+def _open_library(original: Any, self: Any, name: Any, flags: int = 0) -> Any:
+    return _CLibrary(original(self, name, flags))
 
 
 def _check_symbol(args: tuple[Any, ...]) -> tuple[str, object]:
     """Functions are looked up by prototypes too, and by `_ctypes`: no stand-in sees their calls."""
-    return ("find {} of the C library", args[1]) if args[1] in REFUSED_FUNCTIONS else ("", "")
+    return ("find {} of the C library", args[1]) if REFUSED_FUNCTIONS.fullmatch(str(args[1])) else ("", "")
 
 
 REFUSED["ctypes.dlsym"] = REFUSED["ctypes.dlsym/handle"] = _check_symbol

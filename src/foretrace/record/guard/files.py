@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import re
 import stat
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from foretrace.record.guard.guard import REFUSED, Inert, guard, note, quietly, stands_in_for, trusted
+from foretrace.record.guard.guard import (
+    REFUSED,
+    REPLACED,
+    Inert,
+    StandInClass,
+    applies,
+    guard,
+    note,
+    quietly,
+    stands_in_for,
+    trusted,
+)
 from foretrace.record.guard.overlay import PathLike, failure
 
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 TMPFILE = getattr(os, "O_TMPFILE", 0) & ~getattr(os, "O_DIRECTORY", 0)
+OUTPUTS = (1, 2)
+"""Numbers of the script's own output; what else it has open for writing is a scratch file."""
 STREAM = re.compile(r"/dev/std(?:out|err)|/(?:dev|proc/(?:self|\d+))/fd/[12]")
 """The script's output by other names: to open one of them anew would truncate the file that a shell sends it to."""
 
@@ -41,7 +54,26 @@ def found(path: PathLike) -> str:
 # Opening files.
 
 
-@stands_in_for("builtins:open", "io:open", "io:FileIO", "tarfile:bltn_open", "bz2:_builtin_open")
+class _FileIO(io.FileIO, metaclass=StandInClass):
+    """A raw file, where it is opened by its class or one that is derived from it."""
+
+    stands_in = True
+
+    def __init__(self, file: Any, mode: str = "r", closefd: bool = True, opener: Any = None) -> None:
+        opened = super().__init__
+
+        def initialised(place: Any, mode: str, opener: Any = None) -> _FileIO:
+            opened(place, mode, closefd, opener)
+            return self
+
+        open_it = partial(_open, initialised) if applies() else initialised
+        open_it(file, mode, opener=opener)
+
+
+REPLACED["io"] = REPLACED["_io"] = [("FileIO", _FileIO)]
+
+
+@stands_in_for("builtins:open", "io:open", "tarfile:bltn_open", "bz2:_builtin_open")
 def _open(original: Any, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
     if isinstance(file, int) or not isinstance(mode, str):
         return original(file, mode, *args, **kwargs)
@@ -319,9 +351,11 @@ def _mark(original: Any, path: Any, *args: Any, dir_fd: int | None = None, **kwa
     return note(f"{original.__name__} {{}}", os.fsdecode(path), seen=True)
 
 
-@stands_in_for("os:truncate")
+@stands_in_for("os:truncate", "os:ftruncate")
 def _truncate(original: Any, path: Any, length: int) -> None:
     if isinstance(path, int):
+        if path in OUTPUTS:  # a file that a shell sends them to
+            return note("truncate the output", seen=True)
         return original(path, length)  # type: ignore[no-any-return]
     files = guard().files
     wanted = files.absolute(path)
@@ -329,6 +363,16 @@ def _truncate(original: Any, path: Any, length: int) -> None:
         note("truncate {}", os.fsdecode(path), seen=True)
     with trusted():
         return original(files.to_write(wanted, fresh=False, create=False), length)  # type: ignore[no-any-return]
+
+
+@stands_in_for("fcntl:ioctl")
+def _control(original: Any, fd: Any, *args: Any) -> Any:
+    number = fd if isinstance(fd, int) else fd.fileno()
+    with trusted():
+        is_file = stat.S_ISREG(os.fstat(number).st_mode) and not guard().files.is_safe(f"/proc/self/fd/{number}")
+    if is_file:  # of a file it sets flags, as chattr does
+        return note("ioctl of an open file", seen=True)
+    return original(fd, *args)
 
 
 @stands_in_for("os:mkfifo", "os:mknod")
@@ -371,7 +415,7 @@ def _temporary_folder(original: Any, suffix: Any = None, prefix: Any = None, dir
 
 def _is_temporary(folder: Any) -> bool:
     with trusted():
-        return os.path.realpath(os.fsdecode(folder)) == os.path.realpath(tempfile.gettempdir())
+        return os.path.realpath(os.fsdecode(folder)) == guard().files.temporary
 
 
 # What the audit hook refuses.

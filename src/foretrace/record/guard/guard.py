@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 import weakref
+from abc import ABCMeta
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial, update_wrapper
 from importlib import import_module
@@ -32,6 +33,8 @@ REPLACED: dict[str, list[tuple[str, Any]]] = {}
 """For each module, the attributes that have another value while a guard is active."""
 UNIMPORTABLE: dict[str, str] = {}
 """Modules that have side effects when they are imported, and which."""
+AS_BASE = "as_base"
+"""Attribute of a stand-in for a class: gives the class that others are derived from in its place."""
 STAND_IN_MODULES = ("files", "network", "processes", "savers", "c_functions")
 SAME_MODULES = {"os": "posix", "io": "_io", "socket": "_socket"}
 """Modules in C that have the same functions by other names."""
@@ -240,7 +243,8 @@ class Replacement:
         return issubclass(kind, self._original)
 
     def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (self._original,)
+        as_base = getattr(self._stand_in, AS_BASE, None)
+        return (as_base() if as_base and applies() else self._original,)
 
     def __or__(self, other: Any) -> Any:
         return self._original | other
@@ -257,6 +261,22 @@ class Replacement:
         update_wrapper(method, self._original, updated=())
         method.stands_in = True  # type: ignore[attr-defined]
         return method
+
+
+class StandInClass(ABCMeta):
+    """The metaclass of a class that replaces its base, one of C. Instances of the base pass for its own.
+
+    Unlike a `Replacement`, such a class can be a base class of others, and be registered.
+    """
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, cls._checked()) or super().__instancecheck__(instance)
+
+    def __subclasscheck__(cls, kind: type) -> bool:
+        return issubclass(kind, cls._checked()) or super().__subclasscheck__(kind)
+
+    def _checked(cls) -> Any:
+        return cls.__base__ if "stands_in" in vars(cls) else ()
 
 
 def _other_value(value: Any, original: Any) -> Any:

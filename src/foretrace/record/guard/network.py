@@ -6,8 +6,10 @@ import _socket
 import errno
 import io
 import weakref
+from pathlib import Path
 from typing import Any
 
+from foretrace.record.guard.files import redirected
 from foretrace.record.guard.guard import (
     REFUSED,
     REPLACED,
@@ -19,6 +21,7 @@ from foretrace.record.guard.guard import (
     does_nothing,
     note,
     stands_in_for,
+    trusted,
 )
 from foretrace.record.guard.side_effects import shown
 
@@ -32,7 +35,7 @@ def _is_pretended(socket: Any) -> bool:
     return socket.family in (_socket.AF_INET, _socket.AF_INET6) or socket in _pretended
 
 
-@stands_in_for("socket:socket.connect", "socket:socket.connect_ex")
+@stands_in_for("socket:socket.connect", "socket:socket.connect_ex", "ssl:SSLSocket.connect", "ssl:SSLSocket.connect_ex")
 def _connect(original: Any, self: Any, address: Any) -> Any:
     note("connect to {}", shown(address))
     _pretended.add(self)
@@ -41,8 +44,20 @@ def _connect(original: Any, self: Any, address: Any) -> Any:
 
 @stands_in_for("socket:socket.bind")
 def _bind(original: Any, self: Any, address: Any) -> None:
-    note("listen on {}", shown(address))
     _pretended.add(self)
+    is_file = self.family == getattr(_socket, "AF_UNIX", None) and str(shown(address)).startswith(("/", "."))
+    if is_file:  # servers delete it when they end
+        with trusted():
+            Path(redirected(address, "listen on {}")).touch()
+    else:
+        note("listen on {}", shown(address))
+
+
+@stands_in_for("asyncio.base_events:BaseEventLoop.create_connection")
+def _connect_later(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Without TLS: the other side would have to answer."""
+    plain = {name: value for name, value in kwargs.items() if not name.startswith(("ssl", "server_hostname"))}
+    return original(self, *args, **plain)
 
 
 def _answers(answer: Any) -> StandIn:
@@ -52,9 +67,15 @@ def _answers(answer: Any) -> StandIn:
 
 for _method, _answer in {
     "listen": None, "shutdown": None, "recv": b"", "recv_into": 0, "recvfrom": (b"", NO_ADDRESS),
-    "getpeername": NO_ADDRESS, "getsockname": NO_ADDRESS,
+    "getsockname": NO_ADDRESS,
 }.items():  # fmt: skip
     stands_in_for(f"socket:socket.{_method}")(_answers(_answer))
+stands_in_for("ssl:SSLSocket.do_handshake")(_answers(None))
+
+
+@stands_in_for("socket:socket.getpeername")
+def _peer(original: Any, self: Any) -> Any:
+    return NO_ADDRESS if self in _pretended else original(self)
 
 
 @stands_in_for("socket:socket.accept", "socket:socket._accept")
@@ -109,6 +130,12 @@ def _find_host(original: Any, name: str = "localhost") -> Any:
     return both.get(original.__name__, (name, [], ["127.0.0.1"]))
 
 
+@stands_in_for("socket:getnameinfo")
+def _find_name(original: Any, address: Any, flags: int) -> Any:
+    return str(address[0]), str(address[1])
+
+
+stands_in_for("socket:sethostname")(does_nothing("name this machine {}", 0))
 NO_CONTENT = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 """The answer to every HTTP request."""
 
@@ -144,7 +171,7 @@ def _requests_send(original: Any, self: Any, request: Any, **kwargs: Any) -> Any
 
     note("send an HTTP request to {}", request.url)
     answer = requests.Response()
-    answer.status_code, answer.url, answer.request, answer._content = 200, request.url, request, b""
+    answer.status_code, answer.url, answer.request, answer.raw = 200, request.url, request, io.BytesIO()
     return answer
 
 
@@ -169,11 +196,15 @@ async def _httpx_send_later(original: Any, self: Any, request: Any, **kwargs: An
     return _httpx_send(original, self, request)
 
 
+stands_in_for("multiprocessing.connection:Client")(does_nothing("connect to {}", 0, lambda: Inert()))
 stands_in_for("zmq.sugar.socket:Socket.connect")(does_nothing("connect to {}", 1))
 stands_in_for("zmq.sugar.socket:Socket.bind")(does_nothing("listen on {}", 1))
 stands_in_for("zmq.sugar.socket:Socket.send")(does_nothing("send by ZeroMQ"))
 stands_in_for("redis.client:Redis.execute_command")(does_nothing("ask Redis for {}", 1))
+stands_in_for("redis.client:Pipeline.execute")(does_nothing("ask Redis", gives=list))
 stands_in_for("socketserver:BaseServer.serve_forever")(does_nothing("answer requests"))
+# It would wait for the end of what was not begun.
+stands_in_for("socketserver:BaseServer.shutdown")(lambda original, self: None)
 stands_in_for("smtplib:SMTP", "smtplib:SMTP_SSL")(does_nothing("send mail by {}", 0, lambda: Inert()))
 stands_in_for("ftplib:FTP", "ftplib:FTP_TLS")(does_nothing("transfer files with {}", 0, lambda: Inert("")))
 

@@ -44,6 +44,9 @@ class Overlay:
         self._made = 0
         self._own: set[str] = set()
         """Temporary files and folders that the script made, and may change."""
+        with trusted():
+            self.temporary = os.path.realpath(tempfile.gettempdir())
+            """The system's folder for temporary files; a script may choose another one for its own."""
         self._caches = tuple(os.path.realpath(os.environ[name]) for name in CACHES if name in os.environ)
         home = os.path.expanduser("~")
         known = [f"{home}/{name}" for name in HIDDEN]
@@ -94,7 +97,7 @@ class Overlay:
             place = os.path.realpath(path) if follow else self.absolute(path)
         if place in DEVICES or place.startswith(("/dev/pts/", f"/proc/{os.getpid()}/")):
             return True
-        inductor = os.path.join(tempfile.tempdir or "/tmp", "torchinductor_")
+        inductor = os.path.join(self.temporary, "torchinductor_")
         within = [folder for folder in (self._scratch, *self._own, *self._caches) if folder]
         return place.startswith(inductor) or any(place == one or place.startswith(one + os.sep) for one in within)
 

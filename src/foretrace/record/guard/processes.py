@@ -33,6 +33,12 @@ WAIT_S = 2.0
 NO_PID = 1 << 22
 """Ids of processes that were never started: above all that Linux assigns."""
 _pids = itertools.count(NO_PID)
+_forked: list[int] = []
+"""Processes that `os.fork` seemed to start, and that were not waited for."""
+IGNORED = ("SIGCHLD", "SIGURG", "SIGWINCH", "SIGCONT")
+"""Signals that do nothing to a process that does not handle them."""
+ALARMS = ("SIGALRM", "SIGVTALRM", "SIGPROF")
+"""The signals of timers: by real time, by the process's own, and that with the kernel's for it."""
 EXECS = ("execv", "execve", "execvp", "execvpe", "execl", "execle", "execlp", "execlpe")
 
 
@@ -66,10 +72,19 @@ stands_in_for("syslog:syslog")(does_nothing("write to the system's log"))
 stands_in_for("os:setpriority")(does_nothing("set the priority of process {}", 1))
 stands_in_for("resource:prlimit")(does_nothing("set limits of process {}", 0, (-1, -1)))
 stands_in_for(*(f"os:{name}" for name in EXECS))(does_nothing("become the program {}", 0))
-stands_in_for("os:fork")(does_nothing("fork", gives=lambda: next(_pids)))
 stands_in_for("os:posix_spawn", "os:posix_spawnp")(does_nothing("run {}", 1, lambda: next(_pids)))
+stands_in_for("_multiprocessing:sem_unlink")(does_nothing("delete the semaphore {}", 0))
+stands_in_for("os:setpgid")(does_nothing("change the group of process {}", 0))
+stands_in_for("os:chroot")(does_nothing("change the root folder to {}", 0))
 stands_in_for("os:startfile", "webbrowser:open", "pty:spawn")(does_nothing("open {}", 0, False))
 stands_in_for("subprocess:_fork_exec", "_posixsubprocess:fork_exec")(does_nothing("run {}", 0, lambda: next(_pids)))
+
+
+@stands_in_for("os:fork")
+def _fork(original: Any) -> int:
+    note("fork")
+    _forked.append(next(_pids))
+    return _forked[-1]
 
 
 @stands_in_for("os:forkpty", "pty:fork")
@@ -82,6 +97,14 @@ def _fork_terminal(original: Any) -> tuple[int, int]:
 def _spawn(original: Any, mode: int, file: Any, *args: Any) -> int:
     note("run {}", shown(file))
     return 0 if mode == os.P_WAIT else next(_pids)
+
+
+@stands_in_for("os:wait", "os:wait3", "os:waitid")
+def _wait_for_any(original: Any, *args: Any) -> Any:
+    if not _forked:
+        return original(*args)
+    process = _forked.pop()
+    return {"wait": (process, 0), "wait3": (process, 0, None)}.get(original.__name__)
 
 
 @stands_in_for("os:waitpid", "os:wait4")
@@ -100,6 +123,34 @@ def _signal(original: Any, process: int, number: int, *args: Any) -> Any:
     name = getattr(number, "name", number)
     note(f"send {name} to process {{}}", "itself" if process == os.getpid() else process)
     return None
+
+
+def _ends_process(name: str) -> bool:
+    """Whether a signal would end or stop this process: no function of the script's handles it."""
+    handler = signal.getsignal(signal.Signals[name])
+    return not callable(handler) and not (handler == signal.SIG_IGN or name in IGNORED)
+
+
+@stands_in_for("signal:raise_signal", "signal:pthread_kill")
+def _signal_itself(original: Any, *args: Any) -> Any:
+    name = signal.Signals(args[-1]).name if args[-1] else ""
+    if not name or not _ends_process(name):
+        return original(*args)
+    return note("send {} to itself", name)
+
+
+@stands_in_for("signal:alarm", "signal:setitimer")
+def _set_alarm(original: Any, *args: Any) -> Any:
+    is_alarm = original.__name__ == "alarm"
+    if not _ends_process(ALARMS[0 if is_alarm else args[0]]):
+        return original(*args)
+    note("end by an alarm after {} s", args[0 if is_alarm else 1])
+    return 0 if is_alarm else (0.0, 0.0)
+
+
+@stands_in_for("faulthandler:dump_traceback_later")
+def _end_later(original: Any, timeout: float, *args: Any, **kwargs: Any) -> None:
+    note(f"print where it is after {timeout} s")
 
 
 class _AsyncProcess(Inert):
@@ -211,6 +262,13 @@ def _executor(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
     self.__class__ = ThreadPoolExecutor
     given = dict(zip(("max_workers", "mp_context", "initializer", "initargs"), args)) | kwargs
     ThreadPoolExecutor.__init__(self, 1, "", given.get("initializer"), given.get("initargs", ()))
+
+
+@stands_in_for("joblib.parallel:Parallel.__init__")
+def _parallel(original: Any, self: Any, n_jobs: Any = None, *args: Any, **kwargs: Any) -> None:
+    if n_jobs not in (None, 1):
+        note("start processes of a pool (the script does their work itself)")
+    original(self, 1, *args, **kwargs)
 
 
 @stands_in_for("multiprocessing.managers:BaseManager.start")

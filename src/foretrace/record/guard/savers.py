@@ -10,8 +10,10 @@ from typing import Any
 
 from foretrace.record.guard.files import found, redirected
 from foretrace.record.guard.guard import (
+    AS_BASE,
     REFUSED,
     Inert,
+    applies,
     does_nothing,
     elsewhere,
     guard,
@@ -123,10 +125,11 @@ def _redirects(action: str, at: int, name: str, mode: str = "") -> Callable[...,
 
 for _stand_in, *_names in (
     (_saves("torch.jit.save to {}", 1, "f"), "torch.jit:save", "torch.jit._serialization:save",
-     "torch.jit._script:RecursiveScriptModule.save"),
+     "torch.jit._script:RecursiveScriptModule.save", "torch.jit._script:ScriptModule.save"),
     (_saves("torch.onnx.export to {}", 2, "f"), "torch.onnx:export"),
     (_saves("torch.export.save to {}", 1, "f"), "torch.export:save"),
     (_saves("write a profile to {}", 1, "path"), "torch.profiler.profiler:_KinetoProfile.export_chrome_trace",
+     "torch.profiler.profiler:_KinetoProfile.export_memory_timeline",
      "torch.autograd.profiler:profile.export_chrome_trace"),
     (_saves("save safetensors to {}", 1, "filename"), "safetensors.torch:save_file", "safetensors.torch:save_model",
      "safetensors.numpy:save_file", "safetensors:serialize_file"),
@@ -135,6 +138,9 @@ for _stand_in, *_names in (
      "transformers.modeling_utils:PreTrainedModel.save_pretrained"),
     (_saves("write {}", 1, "path"), "pandas.core.frame:DataFrame.to_parquet"),
     (_saves("write {}", 1, "where"), "pyarrow.parquet:write_table", "pyarrow.parquet.core:write_table"),
+    (_saves("write {}", 1, "dest"), "pyarrow.feather:write_feather"),
+    (_saves("write {}", 1, "output_file"), "pyarrow.csv:write_csv"),
+    (_saves("write {}", 1, "base_dir"), "pyarrow.dataset:write_dataset"),
     (_redirects("write the archive {}", 0, "file", "w"), "torch._C:PyTorchFileWriter"),
     (_redirects("", 0, "file", "r"), "torch._C:PyTorchFileReader"),
     (_redirects("map {} for writing", 0, "filename"), "torch:UntypedStorage.from_file"),
@@ -142,6 +148,9 @@ for _stand_in, *_names in (
     (_redirects("open {} for writing", 0, "path"), "numpy.lib._datasource:open"),
     (_redirects("open the database {}", 0, "file"), "dbm:open", "dbm.gnu:open", "dbm.ndbm:open", "dbm.dumb:open"),
     (_redirects("open {} for writing", 1, "name"), "h5py:File.__init__", "h5py._hl.files:File.__init__"),
+    (_redirects("open {} for writing", 0, "name", "w"), "h5py.h5f:create"),
+    (_saves("write {}", 0, "filename"), "cv2:imwrite", "cv2:imwritemulti"),
+    (_redirects("write {}", 0, "filename", "w"), "cv2:VideoWriter"),
     (_redirects("open {} for writing", 0, "path"), "pyarrow:OSFile", "pyarrow.lib:OSFile"),
     (_redirects("open the database {}", 0, "database", "a"), "duckdb:connect"),
     (_redirects("write {}", 1, "file", "w"),
@@ -211,7 +220,7 @@ NAMES_A_DATABASE = re.compile(
 
 def _with_scratch_files(sql: str, parameters: Any = ()) -> tuple[str, Any]:
     """A statement of SQL and its parameters, with scratch files for the databases that it names."""
-    if not NAMES_A_DATABASE.search(sql):
+    if not (applies() and NAMES_A_DATABASE.search(sql)):
         return sql, parameters
     given: Any = dict(parameters) if isinstance(parameters, dict) else list(parameters)
 
@@ -237,16 +246,31 @@ class _NamesScratchFiles:
         return super().executescript(_with_scratch_files(sql)[0])  # type: ignore[misc]
 
 
-def _connection_class(base: Any) -> Any:
+def _connection_class(base: Any = None) -> Any:
     import sqlite3
 
     cursor_class: Any = type("Cursor", (_NamesScratchFiles, sqlite3.Cursor), {})
+    if base is not None and issubclass(base, _NamesScratchFiles):
+        return base
+    original: Any = getattr(sqlite3.Connection, "__wrapped__", sqlite3.Connection)
 
-    class Connection(_NamesScratchFiles, base or sqlite3.Connection):  # type: ignore[misc]
+    class Connection(_NamesScratchFiles, base or original):  # type: ignore[misc]
+        def __init__(self, database: Any, *args: Any, **kwargs: Any) -> None:
+            place = _database_file(os.fsdecode(database), bool(kwargs.get("uri"))) if applies() else database
+            super().__init__(place, *args, **kwargs)
+
         def cursor(self, factory: Any = cursor_class) -> Any:
             return super().cursor(factory)
 
     return Connection
+
+
+@stands_in_for("_sqlite3:Connection", "sqlite3:Connection", "sqlite3.dbapi2:Connection")
+def _connect(original: Any, *args: Any, **kwargs: Any) -> Any:
+    return _connection_class()(*args, **kwargs)
+
+
+setattr(_connect, AS_BASE, _connection_class)
 
 
 @stands_in_for("logging:FileHandler._open")
