@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -141,6 +143,17 @@ def test_a_loader_with_workers_loads_in_the_process() -> None:
 
     (copy,) = [op for op in sketch(build, device="cuda").ops if op.name == "aten::_to_copy"]
     assert copy.tensors[0].shape == (4, 8) and copy.kwargs["non_blocking"] is True
+
+
+def test_a_thread_may_pin_what_it_loads() -> None:
+    def build() -> Callable[[], Any]:
+        loaded: list[torch.Tensor] = []
+        loading = threading.Thread(target=lambda: loaded.append(torch.from_numpy(np.ones(8)).pin_memory()))
+        loading.start()
+        loading.join()
+        return lambda: loaded[0].to(0, non_blocking=True)
+
+    assert [op.name for op in sketch(build, device="cuda").ops] == ["aten::_to_copy"]
 
 
 def test_a_build_with_cuda_on_a_machine_without_a_gpu_pretends_one(monkeypatch: pytest.MonkeyPatch) -> None:

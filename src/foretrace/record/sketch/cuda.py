@@ -75,6 +75,8 @@ def pretended_cuda(fake_of: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[
         stack.enter_context(functions)
         stack.enter_context(Follower(labels))
         stack.enter_context(patch.object(FakeTensor, "device", _device_property(labels)))
+        # A thread that loads batches has no modes.
+        stack.enter_context(patch.object(torch.Tensor, "pin_memory", lambda tensor, *_: labels.pin(tensor)))
         yield PretendedGpu(labels.of, labels, functions)
 
 
@@ -235,9 +237,10 @@ class Labels:
         """Label a tensor's storage, unless it has a label."""
         self._labels.setdefault(self._holder(tensor), label)
 
-    def pin(self, tensor: torch.Tensor) -> None:
+    def pin(self, tensor: torch.Tensor) -> torch.Tensor:
         """Note that a tensor's storage is page-locked."""
         self._pinned[self._holder(tensor)] = True
+        return tensor
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor lies in page-locked memory of the host."""
@@ -358,9 +361,6 @@ class FunctionsOnCuda(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if func is torch.device:
             return torch.device(CUDA) if args and isinstance(args[0], int) else func(*args, **kwargs)
-        if func is torch.Tensor.pin_memory:
-            self._labels.pin(args[0])
-            return args[0]
         if func is torch.Tensor.is_pinned:
             return self._labels.is_pinned(args[0])
         if func is torch.Tensor.data_ptr:
