@@ -118,6 +118,39 @@ def test_a_script_that_lacks_its_data_names_it(script):
         sketch_command(Script(script, program=True))
 
 
+def test_training_that_stops_on_an_answer_of_the_sketch_says_where_and_why(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import subprocess, torch\n"
+        "weight = torch.nn.Parameter(torch.ones(4))\n"
+        "optimizer = torch.optim.SGD([weight])\n"
+        "for _ in range(100):\n"
+        "    weight.sum().backward()\n"
+        "    optimizer.step()\n"
+        "    commit = subprocess.check_output(['git', 'log']).split()[0]\n"
+    )
+    with pytest.raises(ScriptError, match=r"its training got no further than train\.py:7 \(IndexError") as failed:
+        sketch_command(Script(script, program=True))
+    assert "leave that out of the loop" in failed.value.advice and "run git log" in failed.value.advice
+
+
+def test_a_script_that_was_exported_from_a_notebook_is_sketched_without_its_commands(tmp_path):
+    script = tmp_path / "notebook.py"
+    script.write_text(
+        "import torch\n"
+        "get_ipython().system('pip install wonders')\n"
+        "get_ipython().run_line_magic('matplotlib', 'inline')\n"
+        "weight = torch.nn.Parameter(torch.ones(4))\n"
+        "optimizer = torch.optim.SGD([weight])\n"
+        "for _ in range(100):\n"
+        "    weight.sum().backward()\n"
+        "    optimizer.step()\n"
+        "display(weight)\n"
+    )
+    graph = sketch_command(Script(script, program=True))
+    assert "not done while sketching: run pip install wonders (notebook.py:2)" in graph.notes
+
+
 def test_a_module_is_run_as_python_does(tmp_path, monkeypatch):
     (tmp_path / "pkg").mkdir()
     (tmp_path / "pkg" / "__init__.py").touch()

@@ -134,3 +134,17 @@ def test_what_a_script_prints_by_any_way_goes_to_standard_error(script: Path) ->
     printed = done.stderr.splitlines()
     assert "by print" in printed and "by number" in printed and "by shell" not in printed
     assert any("run echo by shell" in note for note in json.loads(done.stdout)["notes"])
+
+
+def test_a_script_that_waits_for_what_never_comes_is_ended_with_its_line(tmp_path: Path) -> None:
+    waits = tmp_path / "waits.py"
+    waits.write_text(
+        "import queue\n"
+        "from foretrace.record.sketch_process import end_when_idle\n"
+        "end_when_idle(0.2)\n"
+        "while True:\n"
+        "    try: queue.Queue().get()\n"
+        "    except Exception: pass\n"
+    )
+    ended = subprocess.run([sys.executable, str(waits)], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert ended.stderr.splitlines()[-1].endswith("WaitsError: at waits.py:5")

@@ -9,6 +9,7 @@ import errno
 import importlib.util
 import inspect
 import os
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ from foretrace.errors import ForetraceError
 from foretrace.graph import Graph
 from foretrace.record.command import Script, suggested_step
 from foretrace.record.guard import RefusedError, SideEffects, guarded
-from foretrace.record.script import STEP_FUNCTIONS, ScriptError, defined_functions, no_such_function
+from foretrace.record.script import STEP_FUNCTIONS, ScriptError, WaitsError, defined_functions, no_such_function
 from foretrace.record.sketch.sketch import NEEDS_VALUES, refusal, sketch
 
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -69,9 +70,15 @@ def sketch_of(script: Script, device: str | None, world: int | None) -> Graph:
             else:
                 graph = sketch(running.step, device, world, compile=script.compile, programs=script.programs)
         except ForetraceError as error:
+            if running.interrupted is not None:  # the program went no further than that
+                raise running.left_off(running.interrupted) from None
             cause = error.__cause__ or error
             said = refusal(cause, str(script)) if isinstance(cause, NEEDS_VALUES) else error
             raise running.failure(f"{script}: {said.what}", said.advice, cause) from None
+        except WaitsError as error:
+            what = f"{script} waits {error} for what never comes in a sketch"
+            advice = "A thread or a process that should go on with it failed, or does not run here. Without it there is"
+            raise running.failure(what, f"{advice} a forecast; or {_record(script)}", error) from None
         except (Exception, SystemExit) as error:
             first = _first_cause(error)
             reason = f"{type(error).__name__}: {error}"
@@ -90,6 +97,25 @@ def _first_cause(error: BaseException) -> BaseException:
     return chain[-1]
 
 
+class Notebook:
+    """What `get_ipython` gives in a notebook: a script that was exported from one has its commands and magics."""
+
+    def system(self, command: str) -> None:
+        """A line that begins with ``!``."""
+        subprocess.run(command, shell=True)
+
+    getoutput = system
+
+    def run_line_magic(self, name: str, line: str, *_: Any) -> None:
+        """A line that begins with ``%``: of programs only, nothing else is needed for a step."""
+        if name in ("pip", "conda", "system", "sx"):
+            self.system(f"{name} {line}")
+
+    def run_cell_magic(self, name: str, line: str, cell: str) -> None:
+        """A cell that begins with ``%%``, as `run_line_magic`."""
+        self.run_line_magic(name, line)
+
+
 class Running:
     """A script whose top level runs when its step is first called, or as a program."""
 
@@ -97,6 +123,8 @@ class Running:
         self._script, self._effects = script, effects
         self._path = script.path
         self._found: Callable[[], Any] | None = None
+        self.interrupted: Exception | None = None
+        """The error for which a statement was skipped that had begun to train."""
 
     def step(self) -> Any:
         """Call the function that does a step, or that builds the model and returns the function which does."""
@@ -121,6 +149,15 @@ class Running:
         with contextlib.suppress(SystemExit):  # as many programs end; one that has not trained is reported
             self._load(module)
 
+    def left_off(self, error: Exception) -> ScriptError:
+        """The failure of a program whose training was skipped for an error, before enough of its steps were done."""
+        reason = str(error).partition("\n")[0]
+        frames = [frame for frame in _users_frames(error) if frame.filename == str(self._path)]
+        place = f"{self._path.name}:{frames[-1].lineno}" if frames else self._path.name
+        what = f"{self._script}: its training got no further than {place} ({type(error).__name__}: {reason})"
+        advice = f"A sketch does nothing outside of its process: leave that out of the loop. Or {_record(self._script)}"
+        return self.failure(what, advice, error)
+
     def failure(self, what: str, advice: str, error: BaseException) -> ScriptError:
         """The error, with the side effects that were prevented before it: it may follow from them."""
         notes = "".join(f" {note[:1].upper()}{note[1:]}." for note in self._effects.notes())
@@ -141,6 +178,8 @@ class Running:
             sys.path.insert(0, str(script.resolve().parent))
         tree = ast.parse(script.read_bytes(), str(script))
         module.__dict__.update(__cached__=None, __builtins__=__builtins__, __doc__=ast.get_docstring(tree))
+        if any(isinstance(node, ast.Name) and node.id == "get_ipython" for node in ast.walk(tree)):
+            module.__dict__.update(get_ipython=Notebook, display=print)
         for number, code in _statements(tree, str(script)):
             self._run(number, code, module.__dict__)
         return tree
@@ -151,6 +190,7 @@ class Running:
         A library that writes files fails where it looks into the tensors that it saves: that is skipped as well.
         """
         before, saved = self._effects.answered, self._effects.total
+        trained = torch.autograd._get_sequence_nr()
         try:
             exec(code, names)
         except Exception as error:
@@ -159,6 +199,8 @@ class Running:
             answered, saves = self._effects.answered > before, self._effects.total > saved and in_library
             if not (answered or saves or _is_refused(error)):
                 raise
+            if self._script.program and torch.autograd._get_sequence_nr() > trained:
+                self.interrupted = error
             reason = str(error).partition("\n")[0]
             self._effects.skipped.append(f"{self._path.name}:{line} ({type(error).__name__}: {reason})")
 
@@ -232,7 +274,7 @@ def advice_on(error: BaseException, script: Script | Path) -> str:
     >>> advice_on(ModuleNotFoundError("No module named 'wonders'", name="wonders"), Path("train.py"))
     'Sketching imports what the script imports: install wonders here, or put its folder on PYTHONPATH.'
     """
-    record = f"record a real run instead: foretrace record --out DIR -- python {script}"
+    record = _record(script)
     if isinstance(error, ImportError):
         wanted = error.name or "it"
         return f"Sketching imports what the script imports: install {wanted} here, or put its folder on PYTHONPATH."
@@ -265,6 +307,10 @@ def advice_on(error: BaseException, script: Script | Path) -> str:
         return f"It asks for something that only a real GPU has: leave that out of the step, or {record}"
     missing = "it needs something that a sketch does not have, perhaps values of tensors"
     return f"Try it by itself: python {script}. If it runs, {missing}: {record}"
+
+
+def _record(script: Script | Path) -> str:
+    return f"record a real run instead: foretrace record --out DIR -- python {script}"
 
 
 def _users_frames(error: BaseException) -> list[traceback.FrameSummary]:

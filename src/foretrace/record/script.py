@@ -27,6 +27,10 @@ class ScriptError(ForetraceError):
         self.frames = frames
 
 
+class WaitsError(BaseException):
+    """Ends a script that waits for what never comes in a sketch; no exception that programs handle."""
+
+
 def sketch_script(
     script: Path,
     function: str | None = None,

@@ -14,12 +14,14 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import astuple
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
+from types import FrameType
 from typing import IO, TYPE_CHECKING, Any
 
 from foretrace.errors import ForetraceError
@@ -280,6 +282,42 @@ def _answer() -> Iterator[str]:
         yield from _encoded(graph, read)
 
 
+IDLE_S = 60.0
+"""How long a script may do nothing before it is ended: none of its threads computes, and it reads no large file."""
+IDLE = 0.003
+"""The processor's share of a process that does nothing."""
+WAKE_UP = getattr(signal, "SIGRTMAX", signal.SIGINT)
+"""The signal by which the main thread is interrupted; scripts handle others."""
+
+
+def end_when_idle(idle_s: float = IDLE_S) -> None:
+    """Interrupt the main thread with a `WaitsError` once the process has done nothing for so long."""
+    send, main_thread = signal.pthread_kill, threading.main_thread().ident
+    signal.signal(WAKE_UP, _interrupt)
+
+    def watch() -> None:
+        last, since = time.process_time(), time.monotonic()
+        while True:
+            time.sleep(idle_s / 20)
+            used, now = time.process_time(), time.monotonic()
+            if used - last > IDLE * (now - since):
+                last, since = used, now
+            elif now - since > idle_s:
+                last, since = used, now
+                send(main_thread, WAKE_UP)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    from foretrace.record.guard.side_effects import is_users
+    from foretrace.record.script import WaitsError
+
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    raise WaitsError("" if frame is None else f"at {Path(frame.f_code.co_filename).name}:{frame.f_lineno}")
+
+
 _until_exit = ExitStack()
 """Keeps the guard active as long as the process lives: threads of the script may outlive its step."""
 
@@ -302,6 +340,7 @@ def _sketch(wanted: dict[str, Any]) -> Graph:
     tempfile.tempdir = None  # found anew
     sys.dont_write_bytecode = True
     restrict([str(scratch)])
+    end_when_idle()
     _until_exit.enter_context(guarded(scratch))
     how = wanted["how"]
     script = Script(**{**how, "path": Path(how["path"]), "arguments": tuple(how["arguments"])})
