@@ -1,12 +1,19 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
+import pytest
 
 import foretrace as ft
 from foretrace.analysis.measure import measure_step
 from foretrace.analysis.memory import memory_over
 from foretrace.graph import Graph, Job, Op, OpTable, Span, Storage, Tensor
+from foretrace.graph.tables import percentiles
+from foretrace.prediction.uncertainty import PERCENTILES
 from tests.narrowing import present
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def step(first_us: float) -> list[Op]:
@@ -42,6 +49,14 @@ def test_a_forecast_keeps_what_it_was_made_of():
     workings = present(ft.predict(Job([two_steps()]), on="h200", step="two").workings)
     assert [len(graph.ops) for graph in workings.graphs] == [3] and len(workings.sources[0]) == 3
     assert len(workings.samples_ms) and workings.memory()[0][1].nbytes.max() == 4096
+
+
+def test_the_samples_have_the_range_of_the_step_also_where_ranks_begin_one_after_the_other():
+    forecast = ft.predict(ft.load(EXAMPLES / "dlrm-4-ranks"), fabric="h200-8x")
+    assert forecast.step_ms < 0.99 * present(forecast.span_ms)
+    assert percentiles(present(forecast.workings).samples_ms, PERCENTILES) == pytest.approx(
+        [present(forecast.low_ms), present(forecast.high_ms)], rel=1e-3
+    )
 
 
 def test_the_legs_of_the_critical_path_follow_each_other_to_the_end_of_the_step():

@@ -40,7 +40,7 @@ from foretrace.prediction.overrides import RankOverrides, with_own_graphs
 from foretrace.prediction.priced_step import CARRIED_NOTE
 from foretrace.prediction.rank_models import MeasuredRank, PricedRank, with_arrivals
 from foretrace.prediction.rates import add_power, add_rates, sustained_draw, totals
-from foretrace.prediction.report import add_idle, build_report
+from foretrace.prediction.report import add_idle, build_report, set_range
 from foretrace.prediction.uncertainty import measured_range_note
 from foretrace.simulation.engine import DeadlockError
 from foretrace.simulation.merge import JobTasks
@@ -132,9 +132,9 @@ def _add_period(report: StepReport, job: Job, done: SimulatedJob, changed: bool)
     steady = (report.step_ms_back_to_back or 0.0) - min(_ahead_ms(rank.graph) for rank in done.ranks)
     if any(len(graph.steps) > 1 for graph in job.graphs) and not changed:
         steady = 0.0  # it went from step to step in the trace: that is what its hosts took
-    report.step_ms = min(max(*hosts, steady), report.span_ms)
-    ratio = report.step_ms / report.span_ms if report.span_ms else 1.0
-    report.low_ms, report.high_ms = report.low_ms * ratio, report.high_ms * ratio
+    step_ms = min(max(*hosts, steady), report.span_ms)
+    ratio = step_ms / report.span_ms if report.span_ms else 1.0
+    set_range(report, step_ms, (report.low_ms or 0.0) * ratio, (report.high_ms or 0.0) * ratio)
     longest = [min(max(host, steady), report.step_ms) for host in hosts]
     add_idle(report, done, [(begin, begin + host * 1e3) for begin, host in zip(begins, longest)])
 
@@ -213,7 +213,8 @@ def _predicted(
         from foretrace.platform.stack import widened  # most predictions are under none
 
         report.stack, stack_notes = platform.stack.name, [platform.stack.note()]
-        report.low_ms, report.high_ms = widened(report.step_ms, report.low_ms, report.high_ms, platform.stack.spread)
+        low_ms, high_ms = widened(report.step_ms, report.low_ms, report.high_ms, platform.stack.spread)
+        set_range(report, report.step_ms, low_ms, high_ms)
     if any(rank.step.gaps for rank in ranks):
         from foretrace.prediction.gaps import carried_rows
 

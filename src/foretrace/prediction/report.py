@@ -111,6 +111,27 @@ def _centred(samples: np.ndarray, step_ms: float, measured: bool) -> np.ndarray:
     return np.asarray(samples * (step_ms / percentiles(samples, [50])[0]))
 
 
+def set_range(report: StepReport, step_ms: float, low_ms: float, high_ms: float) -> None:
+    """Give a report another step time and range; its samples are moved with them.
+
+    >>> report = StepReport(step_ms=2.0, low_ms=1.0, high_ms=4.0)
+    >>> set_range(report, 20.0, 10.0, 40.0)
+    >>> report.step_ms, report.low_ms, report.high_ms
+    (20.0, 10.0, 40.0)
+    """
+    before, after = (report.low_ms, report.step_ms, report.high_ms), (low_ms, step_ms, high_ms)
+    report.low_ms, report.step_ms, report.high_ms = after
+    if report.workings is None or None in before or min(*before, *after) <= 0:
+        return
+    old, new = np.log(np.array(before, float)), np.log(np.array(after, float))
+    # On each side of the step by as much as that end of the range.
+    grows = np.divide(np.diff(new), np.diff(old), out=np.ones(2), where=np.diff(old) > 0)
+    samples = report.workings.samples_ms
+    far = np.log(np.maximum(samples, np.finfo(float).tiny)) - old[1]
+    moved = np.exp(new[1] + far * np.where(far < 0, *grows))
+    report.workings = replace(report.workings, samples_ms=moved)
+
+
 def _kernel_ranges(done: SimulatedJob) -> list[tuple[np.ndarray, np.ndarray]]:
     """The 10th and the 90th percentile of each kernel, rank by rank; none where a rank's kernels were measured."""
     priced = [rank.step.work for rank in done.ranks if isinstance(rank, PricedRank)]

@@ -159,3 +159,11 @@ def test_what_was_measured_on_cpus_is_not_said_to_be_of_the_gpu(tmp_path):
     job = Path(__file__).parents[3] / "examples" / "dlrm-4-ranks"
     write_page(ft.predict(job, on="h200"), tmp_path / "page.html")
     assert "on its CPUs, without a profiler" in (tmp_path / "page.html").read_text()
+
+
+def test_the_bars_of_the_ranks_are_as_long_as_the_step_on_cpus_too():
+    forecast = ft.predict(Path(__file__).parents[3] / "examples" / "dlrm-4-ranks", fabric="h200-8x")
+    bars = present(step_page(forecast).charts["ranks"])
+    assert bars["parts"] == ["computes", "transfers", "waits for other ranks", "idle"]
+    for spent in zip(*bars["ms"]):
+        assert sum(spent) == pytest.approx(forecast.step_ms, rel=1e-3) and spent[0] > spent[2]

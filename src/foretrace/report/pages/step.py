@@ -149,8 +149,10 @@ def _predicted_ranks(report: StepReport) -> Chart | None:
     for rank in report.ranks[:MAX_RANKS_DRAWN]:
         exposed = rank.communication.exposed_ms
         about = f"step {ms(rank.step_ms)} ms, bubble {ms(rank.bubble_ms)} ms"
-        idle, waits = report.step_ms - rank.device_active_ms, min(rank.wait_ms or 0.0, exposed)
-        rows.append(charts.RankBar(rank_label(rank), rank.device_active_ms, exposed, waits, idle, about))
+        # On a CPU the host computes.
+        active = rank.device_active_ms if report.device_active_ms else report.step_ms
+        idle, waits = report.step_ms - active, min(rank.wait_ms or 0.0, exposed)
+        rows.append(charts.RankBar(rank_label(rank), active, exposed, waits, idle, about))
     return charts.ranks(rows)
 
 
