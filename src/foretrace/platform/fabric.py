@@ -194,7 +194,11 @@ class Fabric:
         """
         found = fabrics()
         if name not in found:
-            raise ForetraceError(f"no fabric is called {name!r}", f"Known are: {', '.join(sorted(found))}.")
+            raise ForetraceError(
+                f"no fabric is called {name!r}",
+                f"Known are: {', '.join(sorted(found))}. "
+                "`foretrace platform fabric --from RECORDING --out NAME` makes one of a job that you recorded.",
+            )
         return cls.read(found[name])
 
     @classmethod

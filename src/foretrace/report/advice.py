@@ -23,7 +23,9 @@ def advice_blocks(advice: Advice, top: int | None) -> Blocks:
     yield table("Plans", columns, [_row(n, plan, priced) for n, plan in enumerate(advice.plans, 1)], top)
     for number, plan in enumerate(advice.plans[:3], 1):
         lines = [f"{number}. {', '.join(plan.changes) or 'as it is'}", *(f"   - {why}" for why in plan.why)]
-        yield Text("\n".join(map(printable, [*lines, *(f"     {line}" for line in plan.apply)])))
+        yield Text("\n".join(map(printable, lines)))
+        # Code to paste: longer lines stay lines.
+        yield Text("\n".join(printable(f"     {line}") for line in plan.apply), no_wrap=True, overflow="ignore")
     yield from note_lines(advice.notes)
 
 

@@ -315,4 +315,4 @@ class Swept:
 
 def skipped_points(combination: Combination, on: Sequence[str], error: ForetraceError) -> list[Point]:
     """The points of a combination that can't be predicted, with the reason: one for each platform."""
-    return [Point([str(change) for change in combination], name, error=error.what) for name in on]
+    return [Point([str(change) for change in combination], name, error=error.what, notes=[error.advice]) for name in on]

@@ -130,7 +130,7 @@ for _stand_in, *_names in (
     (_saves("torch.export.save to {}", 1, "f"), "torch.export:save"),
     (_saves("write a profile to {}", 1, "path"), "torch.profiler.profiler:_KinetoProfile.export_chrome_trace",
      "torch.profiler.profiler:_KinetoProfile.export_memory_timeline",
-     "torch.autograd.profiler:profile.export_chrome_trace"),
+     "torch.autograd.profiler:profile.export_chrome_trace", "torch._C._autograd:_ProfilerResult.save"),
     (_saves("save safetensors to {}", 1, "filename"), "safetensors.torch:save_file", "safetensors.torch:save_model",
      "safetensors.numpy:save_file", "safetensors:serialize_file"),
     (_saves("write a snapshot of memory to {}", 0, "filename"), "torch.cuda.memory:_dump_snapshot"),

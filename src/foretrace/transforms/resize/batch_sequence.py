@@ -107,7 +107,8 @@ def _first_sizes(data: dict[int, Tensor]) -> list[int]:
 def _no_data(graph: Graph) -> ForetraceError:
     return ForetraceError(
         f"{graph.title} creates its data within the step: no input holds a batch",
-        "Record it with data that exists before the step begins.",
+        "Give the size by an option of the script itself, if it has one: foretrace predict -- python train.py "
+        "--batch 64. Or load the data before the step begins.",
     )
 
 
