@@ -164,6 +164,13 @@ def test_a_path_is_read_first(tmp_path: Path) -> None:
     assert ft.observe(str(path)).to_dict() == ft.observe(ft.load(path)).to_dict()
 
 
+def test_a_folder_of_recordings_is_refused_with_their_names() -> None:
+    examples = Path(__file__).parents[1] / "examples"  # traces of another job lie there too
+    with pytest.raises(ForetraceError, match="is no recording, and holds 4") as refused:
+        ft.load(examples)
+    assert str(examples / "dlrm-h200") in refused.value.advice
+
+
 def test_a_path_with_nothing_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ForetraceError, match="missing"):
         ft.observe(tmp_path / "missing.json")

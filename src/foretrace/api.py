@@ -67,6 +67,8 @@ def load(*paths: str | Path, ranks: Collection[int] | None = None) -> Job:
     else:
         from foretrace.formats.load import load_traces
 
+        for path in paths:
+            _refuse_several_recordings(Path(path))
         if any(any(Path(path).glob("rank-*")) for path in paths):
             from foretrace.record.folder import refuse_headless
 
@@ -78,6 +80,17 @@ def load(*paths: str | Path, ranks: Collection[int] | None = None) -> Job:
         lacks, has = (", ".join(map(str, some)) for some in (absent, [graph.rank for graph in job.graphs]))
         raise ForetraceError(f"{job.source} has no rank {lacks}", f"Of those asked for it has {has}.")
     return job
+
+
+def _refuse_several_recordings(folder: Path) -> None:
+    """Refuse a folder of recordings: any traces beside them are of other jobs."""
+    inside = sorted(file.parent for file in folder.glob(f"*/{RECORDING_FILE}")) if folder.is_dir() else []
+    if inside:
+        raise ForetraceError(
+            f"{folder} is no recording, and holds {len(inside)}",
+            f"Name one: {', '.join(map(str, inside[:3]))}{', …' if len(inside) > 3 else ''}. "
+            f"`foretrace ui {folder}` shows all of them.",
+        )
 
 
 def check_names(paths: Collection[str | Path]) -> None:

@@ -292,7 +292,7 @@ WAKE_UP = getattr(signal, "SIGRTMAX", signal.SIGINT)
 
 def end_when_idle(idle_s: float = IDLE_S) -> None:
     """Interrupt the main thread with a `WaitsError` once the process has done nothing for so long."""
-    send, main_thread = signal.pthread_kill, threading.main_thread().ident
+    send, main_thread = signal.pthread_kill, threading.main_thread().ident or 0
     signal.signal(WAKE_UP, _interrupt)
 
     def watch() -> None:

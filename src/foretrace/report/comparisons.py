@@ -365,7 +365,7 @@ def reasons(left: Sequence[Point]) -> Iterator[tuple[int, str, str]]:
 
 def sweep_facts(sweep: Sweep) -> Iterator[Fact]:
     """The best point."""
-    best, limit = sweep.best, bytes_(sweep.memory_limit) if sweep.memory_limit else "its device's memory"
+    best, limit = sweep.best, bytes_(sweep.memory_limit) if sweep.memory_limit else "the device's memory"
     if best is None:
         made = any(point.error is None for point in sweep.points)
         yield "best", "none", f"no point fits in {limit}" if made else "no point can be made"

@@ -49,7 +49,7 @@ def percent(share: float | None) -> str:
         return "<0.1 %"
     if 95 < value < 100:
         return f"{min(value, 99.9):.1f} %"
-    return f"{value:.1f} %" if 0 < abs(value) < 9.95 else f"{value:.0f} %"
+    return f"{value:.1f} %" if 0 < abs(value) < 9.95 else f"{value:,.0f} %"
 
 
 def signed(share: float) -> str:
@@ -151,7 +151,7 @@ def change(before: float, after: float, *, unit: str = "ms") -> str:
     """
     exact = (after - before) / before if before else 0.0
     more = round(exact, 2) + 0.0  # no -0.0
-    share = f" ({signed(exact) if more == -1 else f'{100 * more:+.0f} %'})" if before else ""
+    share = f" ({signed(exact) if more == -1 else f'{100 * more:+,.0f} %'})" if before else ""
     return f"{ms(before)} → {ms(after)} {unit}{share}"
 
 

@@ -201,7 +201,7 @@ def sweep_page(sweep: Sweep) -> Page:
             "sweep": sweep,
             "count": plural(len(made), "point"),
             "best": best and point_label(best),
-            "limit": f"in {bytes_(sweep.memory_limit)}" if sweep.memory_limit else "in its device's memory",
+            "limit": f"in {bytes_(sweep.memory_limit)}" if sweep.memory_limit else "in the device's memory",
             "settings": [change.rpartition("=")[0] for change in points[0].changes] if points else [],
             "rows": [
                 (
