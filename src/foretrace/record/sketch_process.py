@@ -297,10 +297,12 @@ def end_when_idle(idle_s: float = IDLE_S) -> None:
 
     def watch() -> None:
         last, since = time.process_time(), time.monotonic()
+        woken = since
         while True:
             time.sleep(idle_s / 20)
             used, now = time.process_time(), time.monotonic()
-            if used - last > IDLE * (now - since):
+            was_stopped, woken = now - woken > idle_s / 2, now  # as by Ctrl-Z
+            if was_stopped or used - last > IDLE * (now - since):
                 last, since = used, now
             elif now - since > idle_s:
                 last, since = used, now
