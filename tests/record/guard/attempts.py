@@ -184,12 +184,24 @@ LIBRARIES = {
     "zmq": "s = zmq.Context().socket(zmq.PUSH); s.connect(f'tcp://127.0.0.1:{PORT}'); s.send(b'x')",
     "psutil": "psutil.Process(VICTIM).nice(19); psutil.Process(VICTIM).kill()",
     "pyarrow": "with pyarrow.OSFile(str(here / 'keep.txt'), 'wb') as file: file.write(b'x')",
+    "pyarrow.feather": "pyarrow.feather.write_feather(pyarrow.table({'a': [1]}), str(here / 'keep.txt'))",
+    "pyarrow.csv": "pyarrow.csv.write_csv(pyarrow.table({'a': [1]}), here / 'keep.txt')",
+    "pyarrow.ipc": "pyarrow.ipc.new_file(str(here / 'keep.txt'), pyarrow.table({'a': [1]}).schema).close()",
+    "lightgbm": "x = np.random.rand(40, 2); rows = lightgbm.Dataset(x, x[:, 0], params={'verbose': -1})\n"
+    "lightgbm.train({'verbose': -1}, rows, 1).save_model(str(here / 'keep.txt'))",
+    "tensordict": "tensordict.TensorDict({'a': torch.ones(3)}, [3]).memmap(here / 'new')",
+    "h5py": "h5py.h5f.create(bytes(here / 'new')).close()",
+    "cv2": "assert cv2.imwrite(str(here / 'new.png'), np.zeros((4, 4, 3), np.uint8))",
     "polars": "polars.DataFrame({'a': [1]}).write_parquet(here / 'keep.txt')",
     "duckdb": "duckdb.connect(str(here / 'new')).execute('create table a(b int)')",
     "lmdb": "with lmdb.open(str(here / 'new')).begin(write=True) as t: t.put(b'a', b'b')",
 }
 """By what one installs; those that are absent are left out."""
-INSTALLED = {name: f"import {name}\n{attempt}" for name, attempt in LIBRARIES.items() if find_spec(name)}
+INSTALLED = {
+    name.replace(".", "_"): f"import {name}\n{attempt}"
+    for name, attempt in LIBRARIES.items()
+    if find_spec(name.partition(".")[0])
+}
 ATTEMPTS = {**FILES, **SAVERS, **NETWORK, **PROCESSES, **INSTALLED}
 
 IMPORTS = """

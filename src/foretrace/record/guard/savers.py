@@ -114,7 +114,8 @@ def _redirects(action: str, at: int, name: str, mode: str = "") -> Callable[...,
         named = next((kwargs[key] for key in ("mode", "flag", "shared") if key in kwargs), "r")
         how = mode or (args[at + 1] if len(args) > at + 1 else named)
         reads = not how or how in ("r", "rb", "rt")
-        place = found(file) if reads else redirected(file, action, fresh=str(how)[0] in "nwx")
+        place: str | bytes = found(file) if reads else redirected(file, action, fresh=str(how)[0] in "nwx")
+        place = os.fsencode(place) if isinstance(file, bytes) else place
         with quietly():
             if len(args) > at:
                 return original(*args[:at], place, *args[at + 1 :], **kwargs)
@@ -149,9 +150,14 @@ for _stand_in, *_names in (
     (_redirects("open the database {}", 0, "file"), "dbm:open", "dbm.gnu:open", "dbm.ndbm:open", "dbm.dumb:open"),
     (_redirects("open {} for writing", 1, "name"), "h5py:File.__init__", "h5py._hl.files:File.__init__"),
     (_redirects("open {} for writing", 0, "name", "w"), "h5py.h5f:create"),
-    (_saves("write {}", 0, "filename"), "cv2:imwrite", "cv2:imwritemulti"),
     (_redirects("write {}", 0, "filename", "w"), "cv2:VideoWriter"),
-    (_redirects("open {} for writing", 0, "path"), "pyarrow:OSFile", "pyarrow.lib:OSFile"),
+    (_redirects("open {} for writing", 0, "path"), "pyarrow:OSFile", "pyarrow.lib:OSFile", "pyarrow:memory_map",
+     "pyarrow.lib:memory_map"),
+    (_redirects("open {} for writing", 0, "source", "w"), "pyarrow:output_stream", "pyarrow.lib:output_stream"),
+    (_redirects("write {}", 0, "sink", "w"), "pyarrow.ipc:new_file", "pyarrow.ipc:new_stream"),
+    (_redirects("write {}", 1, "where", "w"), "pyarrow.parquet:ParquetWriter.__init__",
+     "pyarrow.parquet.core:ParquetWriter.__init__"),
+    (_saves("save a LightGBM model to {}", 1, "filename"), "lightgbm.basic:Booster.save_model"),
     (_redirects("open the database {}", 0, "database", "a"), "duckdb:connect"),
     (_redirects("write {}", 1, "file", "w"),
      "polars.dataframe.frame:DataFrame.write_parquet", "polars.dataframe.frame:DataFrame.write_csv",
@@ -165,6 +171,18 @@ for _checkpoint in ("torch.distributed.checkpoint", "torch.distributed.checkpoin
     )
 stands_in_for("torch.export:export")(does_nothing("export a model", gives=lambda: Inert()))
 stands_in_for("torch:Tensor.share_memory_", "torch:UntypedStorage.share_memory_")(lambda original, self, *_: self)
+
+
+@stands_in_for("cv2:imwrite", "cv2:imwritemulti")
+def _write_image(original: Any, filename: Any, *args: Any, **kwargs: Any) -> bool:
+    _write(redirected(filename, "write {}"))
+    return True
+
+
+@stands_in_for("tensordict.base:TensorDictBase.memmap", "tensordict.base:TensorDictBase.memmap_")
+def _map_tensors(original: Any, self: Any, prefix: Any = None, *_: Any, **__: Any) -> Any:
+    note("map tensors to files in {}", shown(prefix or "a temporary folder"))
+    return self
 
 
 stands_in_for("torch.cuda.memory:_record_memory_history")(lambda original, *_, **__: None)
