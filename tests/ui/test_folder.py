@@ -32,6 +32,13 @@ def test_recordings_traces_and_documents_are_found(folder):
     assert found == {"run": "recording", "job": "trace", "forecast.json": "document", "deep": "trace"}
 
 
+def test_each_recording_of_a_folder_is_found_also_where_traces_lie_beside_them(folder):
+    (folder.root / "job" / "a" / "rank-0").mkdir(parents=True)
+    (folder.root / "job" / "a" / "job.json").write_text("{}")
+    found = {item.name: item.kind for item in folder.items()}
+    assert found["job/a"] == "recording" and found["job/rank0"] == "trace" and "job" not in found
+
+
 @pytest.mark.parametrize("name", ["../secret.json", "run/../../secret.json", "", ".", "/etc/passwd", "a\0b", "gone"])
 def test_nothing_outside_the_folder_is_read(folder, name):
     with pytest.raises(ForetraceError, match="not in the folder"):

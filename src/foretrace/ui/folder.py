@@ -117,6 +117,8 @@ def _kind(path: Path) -> str | None:
     with suppress(OSError):
         if is_recording(path):
             return RECORDING
+        if any(map(is_recording, path.glob("*"))):
+            return None  # each is an item
         # The traces of a job are files of all ranks, or a folder for each.
         if any(file.name.lower().endswith(TRACES) and file.is_file() for file in (path, *_below(path))):
             return TRACE
