@@ -112,6 +112,16 @@ def test_a_loop_that_is_too_short_says_so_and_prints_the_function_to_write(scrip
     assert "foretrace predict" in failed.value.advice
 
 
+def test_a_script_that_lacks_an_option_says_so(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import argparse\np = argparse.ArgumentParser()\np.add_argument('--data', required=True)\np.parse_args()\n"
+    )
+    with pytest.raises(ScriptError, match=r"train\.py ended with 2 before it had trained") as failed:
+        sketch_command(Script(script, program=True))
+    assert "Give its options after it" in failed.value.advice
+
+
 def test_a_script_that_lacks_its_data_names_it(script):
     script.write_text("data = open('tokens.bin', 'rb')\n")
     with pytest.raises(ScriptError, match=r"needs tokens\.bin: prepare its data"):

@@ -52,6 +52,7 @@ OWN_RANKS = "It starts its ranks itself: give their number, and its first rank i
 UNLOADABLE = ("undefined symbol", "shared object", "Could not load this library")
 """Parts of errors where a library in C was built for something else."""
 COMPILE_ADVICE = "Give the script by itself, with a function make_step: train.py or train.py:function."
+EXITED = "What it printed says why. Give its options after it: foretrace predict -- python train.py --data DIR"
 NO_GROUP = ("process group has not been initialized", "env:// rendezvous")
 """Parts of PyTorch's errors where a script of torchrun was started without it."""
 
@@ -72,6 +73,9 @@ def sketch_of(script: Script, device: str | None, world: int | None) -> Graph:
         except ForetraceError as error:
             if running.interrupted is not None:  # the program went no further than that
                 raise running.left_off(running.interrupted) from None
+            if running.exit_code not in (None, 0):
+                ended = f"{script} ended with {running.exit_code!r} before it had trained: {error.what}"
+                raise running.failure(ended, EXITED, error) from None
             cause = error.__cause__ or error
             said = refusal(cause, str(script)) if isinstance(cause, NEEDS_VALUES) else error
             raise running.failure(f"{script}: {said.what}", said.advice, cause) from None
@@ -123,6 +127,7 @@ class Running:
         self._script, self._effects = script, effects
         self._path = script.path
         self._found: Callable[[], Any] | None = None
+        self.exit_code: Any = None
         self.interrupted: Exception | None = None
         """The error for which a statement was skipped that had begun to train."""
 
@@ -146,8 +151,10 @@ class Running:
             module.__dict__.update(__file__=str(self._path), __package__=package)
         else:
             module.__dict__.update(__file__=str(self._path), __package__=None)
-        with contextlib.suppress(SystemExit):  # as many programs end; one that has not trained is reported
+        try:
             self._load(module)
+        except SystemExit as error:  # as many programs end; one that has not trained is reported
+            self.exit_code = error.code
 
     def left_off(self, error: Exception) -> ScriptError:
         """The failure of a program whose training was skipped for an error, before enough of its steps were done."""
