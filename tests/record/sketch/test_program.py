@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
+import foretrace as ft
 from foretrace.graph import ForetraceError, Graph, Tensor
 from foretrace.graph.graph import cautions
 from foretrace.record.sketch.program import sketch_program
@@ -162,3 +164,28 @@ def test_a_program_may_act_on_arrays_of_unknown_values_and_the_headline_says_so(
     (caution,) = cautions(graph.notes)
     assert "1 for an integer, perhaps a size" in caution
     assert "1 for each number of an array, which may decide something (test_program.py:" in caution
+
+
+def test_a_program_without_an_optimizer_may_say_where_its_steps_end():
+    def train() -> None:
+        weight = torch.ones(4, 4)
+        while True:
+            gradient = torch.func.grad(lambda w: (w @ w).sum())(weight)
+            weight = weight - 0.1 * gradient
+            ft.step()
+
+    graph = sketch_program(train)
+    assert names(graph).count("aten::sub") == 1 and "aten::mm" in names(graph)
+
+
+def test_a_group_of_one_rank_is_found_without_a_launcher():
+    def distributed() -> None:
+        dist.init_process_group("gloo", init_method="tcp://localhost:29500", rank=0, world_size=1)
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+        optimizer = torch.optim.SGD(model.parameters())
+        while True:
+            model(torch.ones(4, 8)).sum().backward()
+            optimizer.step()
+
+    assert "aten::addmm" in names(sketch_program(distributed))
+    assert not dist.is_initialized()

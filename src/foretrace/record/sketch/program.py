@@ -13,6 +13,7 @@ from foretrace.record.sketch.assumptions import WARM_UP
 from foretrace.record.sketch.fake_step import FakeStepWatch
 from foretrace.record.sketch.sketch import Pretence, pretending
 from foretrace.record.sketch.training import before
+from foretrace.record.watch.session import EXPLICIT
 from foretrace.record.watch.step_boundaries import listen, on_step_end
 
 WARM_UP_STEPS = 2
@@ -58,7 +59,18 @@ def sketch_program(
         stack.callback(steps.close)
         stack.enter_context(before(torch.optim.Optimizer, "__init__", steps.made))
         stack.callback(listen(after=steps.called))
-        stack.callback(on_step_end(steps.ended, steps.start_over))
+        unsubscribe = on_step_end(steps.ended, steps.start_over)
+        stack.callback(unsubscribe)
+
+        def explicit() -> None:
+            if not steps.explicit:  # from now on optimizers end no steps
+                unsubscribe()
+                steps.start_over()
+                steps.explicit = True
+            steps.ended()
+
+        EXPLICIT.append(explicit)
+        stack.callback(EXPLICIT.remove, explicit)
         with suppress(StepTakenError):
             run()
         return steps.result()
@@ -77,6 +89,8 @@ class FirstSteps:
         self._graph: Graph | None = None
         self._sequence, self._parts = -1, 0
         """Autograd's count of calls at the last step's end, and how often it stood still."""
+        self.explicit = False
+        """Whether the program says itself where steps end."""
         self._made: set[int] = set()
         self._called: set[int] = set()
 
@@ -100,7 +114,7 @@ class FirstSteps:
         calls, self._begun = self._fake_step.calls - self._begun, self._fake_step.calls
         self._steps += 1
         before, self._sequence = self._sequence, torch.autograd._get_sequence_nr()
-        if before == self._sequence and self._parts < MAX_PARTS:
+        if before == self._sequence and self._parts < MAX_PARTS and not self.explicit:
             self._parts += 1
             self.start_over()
             self._steps = -STEPS_TO_LEARN
@@ -109,7 +123,7 @@ class FirstSteps:
             self._keep(calls)
         elif self._steps > 1:
             self._usual = min(self._usual, calls)
-        waits = len(self._called) < len(self._made) and self._steps < MAX_STEPS
+        waits = len(self._called) < len(self._made) and self._steps < MAX_STEPS and not self.explicit
         if self._steps >= WARM_UP_STEPS and not waits:
             self._pretence.left_out.reset()
             self._watch = self._open.enter_context(self._pretence.watching())
@@ -138,8 +152,8 @@ class FirstSteps:
             why = "made no optimizer" if not self._made else "called none of its optimizers"
             raise ForetraceError(
                 f"no training step was seen: the program ended, and {why}",
-                "A step ends with the step of a torch.optim optimizer. Give it the options with which it trains; or "
-                "write a function that does one step",
+                "A step ends with the step of a torch.optim optimizer, or where the script calls foretrace.step(). "
+                "Give it the options with which it trains; or write a function that does one step",
             )
         count = f"{self._steps} step{'s' * (self._steps > 1)}"
         raise ForetraceError(

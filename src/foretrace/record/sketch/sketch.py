@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import random
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from copy import copy
+from functools import wraps
+from inspect import signature
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -185,6 +189,8 @@ def pretending(device: str | None, world: int | None, rank: int, compile: str | 
             from foretrace.record.sketch.process_group import pretended_group
 
             group = stack.enter_context(pretended_group(world, rank))
+        else:
+            stack.enter_context(_group_of_one())
         stack.enter_context(_restoring_models())
         training = TrainingCheck(fake_step)
         stack.enter_context(training.expecting_updates())
@@ -210,6 +216,37 @@ def pretending(device: str | None, world: int | None, rank: int, compile: str | 
                 f"the step can't be sketched: {error.strerror or error}",
                 "A sketch does nothing outside of its process: leave that out of the step, or record a real run.",
             ) from error
+
+
+@contextmanager
+def _group_of_one() -> Iterator[None]:
+    """Let a script that initialises a group of one rank find it, as it does on one GPU without a launcher.
+
+    >>> with _group_of_one():
+    ...     dist.init_process_group("nccl", rank=0, world_size=1)
+    ...     dist.get_world_size()
+    1
+    """
+    if not dist.is_available() or dist.is_initialized():
+        yield
+        return
+    original = dist.init_process_group
+    with ExitStack() as stack:
+
+        @wraps(original)
+        def initialise(*args: Any, **kwargs: Any) -> None:
+            given = signature(original).bind_partial(*args, **kwargs).arguments
+            ranks = given.get("world_size", -1)
+            ranks = os.environ.get("WORLD_SIZE", "") if ranks in (None, -1) else ranks
+            if given.get("backend") == "fake" or str(ranks) != "1":
+                return original(*args, **kwargs)
+            from foretrace.record.sketch.process_group import pretended_group
+
+            stack.enter_context(pretended_group(1, 0))
+            return None
+
+        stack.enter_context(patch.object(dist, "init_process_group", initialise))
+        yield
 
 
 def refusal(error: Exception, script: str = "train.py") -> ForetraceError:

@@ -95,8 +95,12 @@ def _refuse_a_second() -> None:
         raise ForetraceError("a recording is in progress in this process already", "Let it finish first.")
 
 
+EXPLICIT: list[Callable[[], None]] = []
+"""Called where a job that is not recorded says with `step` that a step ends: of a sketch."""
+
+
 def step() -> None:
-    """Mark the end of a training step. Does nothing in a job that is not recorded.
+    """Mark the end of a training step. Does nothing in a job that is neither recorded nor sketched.
 
     Only needed where no ``torch.optim`` optimizer marks the end of a step.
 
@@ -107,6 +111,9 @@ def step() -> None:
         SIGNALS.step = True
     elif _running is not None:
         _running.explicit_step()
+    else:
+        for listener in list(EXPLICIT):
+            listener()
 
 
 def record_step(
