@@ -54,7 +54,7 @@ class CallRoofline(NamedTuple):
             return cls(work_of(op), 1.0)
         features, work = family.describe(op, context_of(family, device, indices, tf32))
         waves = [features[family.columns.index(tile)] for tile in WAVE_COLUMNS if tile in family.columns]
-        return cls(work, min(waves, default=1.0))
+        return cls(family.least_work(op) or work, min(waves, default=1.0))
 
     def us(self, device: Device, warm: float, scaling: CrossDeviceScaling | None = None) -> float:
         """Microseconds that arithmetic, traffic and latency take together, a share of the data being in the cache."""

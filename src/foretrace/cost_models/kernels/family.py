@@ -103,6 +103,10 @@ class Family:
         """
         raise NotImplementedError
 
+    def least_work(self, op: Op) -> Work | None:
+        """What a call has to do at least, where the roofline that models were fitted with leaves some of it out."""
+        return None
+
     def case(self, draw: Draw) -> Case:
         """A random call to measure, as training steps have them."""
         raise NotImplementedError

@@ -339,7 +339,10 @@ def _by_model(method: _Method, group: _Group, device: Device, calls: Calls, mode
     us = cold + calls.warm[group.place] * (hot - cold)
     cache = RESIDENCY_ERROR * np.log(hot / cold)
     low, high = us * np.exp(-np.hypot(found.low, cache)), us * np.exp(np.hypot(found.high, cache))
-    guess, known = ~found.covered | method.guess, found.known & (not method.guess)
+    least = np.array([_least_us(op, device) for op in group.op])[group.which]
+    impossible = us < least
+    low, high, us = low * np.maximum(1.0, least / us), high * np.maximum(1.0, least / us), np.maximum(us, least)
+    guess, known = ~found.covered | method.guess | impossible, found.known & (not method.guess) & ~impossible
     low = np.where(guess, np.minimum(low, fallback.low * us), low)
     high = np.where(guess, np.maximum(high, fallback.high * us), high)
     if method.one_kernel:
@@ -359,6 +362,13 @@ def _by_model(method: _Method, group: _Group, device: Device, calls: Calls, mode
         high=high[call] * share,
         source=np.where(known, MODEL, FALLBACK if method.guess else EXTRAPOLATED)[call],
     )
+
+
+def _least_us(op: Op, device: Device) -> float:
+    """Microseconds that the device needs for a call at its peaks, where its family knows better than its model does."""
+    family = family_of(op)
+    work = family.least_work(op) if family else None
+    return work.us(device) if work else 0.0
 
 
 def _in_order(parts: Sequence[KernelCosts]) -> KernelCosts:

@@ -15,7 +15,8 @@ from foretrace.platform.measurements.cases import Case, Draw, Shape, strides
 if TYPE_CHECKING:
     from foretrace.cost_models.kernels.kernel_names import TiledKernel
 
-PLAIN = ("aten::mm", "aten::bmm", "aten::_scaled_mm", "aten::_int_mm", "aten::_grouped_mm", "aten::mv")
+GROUPED = "aten::_grouped_mm"
+PLAIN = ("aten::mm", "aten::bmm", "aten::_scaled_mm", "aten::_int_mm", GROUPED, "aten::mv")
 ADDING = ("aten::addmm", "aten::baddbmm", "aten::addmv", "aten::_addmm_activation", "aten::addbmm")
 RATES = ("bfloat16", "float16", "float32", "tf32", "float64", "float8_e4m3fn", "int8")
 EQUAL_RATE = {"float8_e5m2": "float8_e4m3fn"}
@@ -51,7 +52,7 @@ class Gemm(Family):
         first = 1 if op.name in ADDING else 0
         a, b = tensors[first], tensors[first + 1]
         batch, m, n, k = product_sizes(a, b)
-        groups = tensors[2].numel if op.name == "aten::_grouped_mm" and len(tensors) > 2 else 0
+        groups = tensors[2].numel if op.name == GROUPED and len(tensors) > 2 else 0
         rate = "tf32" if a.dtype == "float32" and context.tf32 else a.dtype
         rate = EQUAL_RATE.get(rate, rate)
         layout_a, row_a = _layout(a)
@@ -73,6 +74,20 @@ class Gemm(Family):
             features += (log(tiles), math.ceil(waves) / waves, batch * m * n / (tiles * tile_m * tile_n))
         features.append(context.device.sms)
         return Description(features, work)
+
+    def least_work(self, op: Op) -> Work | None:
+        """Of a grouped GEMM: the weights of all experts that have rows are read, or all of their gradients written.
+
+        The roofline that models were fitted with counts those of one expert. Rows fall to experts at random.
+        """
+        if op.name != GROUPED or len(op.tensors) < 3 or len(op.tensors[0].shape) + len(op.tensors[1].shape) == 6:
+            return None
+        a, b, ends = op.tensors[:3]
+        _, m, n, k = product_sizes(a, b)
+        rows, groups = (m if len(b.shape) == 3 else k), max(1, ends.numel)
+        used = groups * -math.expm1(-rows / groups) if len(b.shape) == 3 else groups
+        elements = m * k + used * k * n + m * n if len(b.shape) == 3 else m * k + k * n + used * m * n
+        return Work(2 * m * n * k, a.itemsize * elements, EQUAL_RATE.get(a.dtype, a.dtype))
 
     def kernel_traits(self, kernels: Sequence[str]) -> tuple[float, ...]:
         """Tile, split-K, number of kernels, and maker.
@@ -194,10 +209,10 @@ def _grouped(draw: Draw) -> Op:
     ends = Tensor((groups,), "int32")
     if draw.chance(0.35):
         shape, x = (inner, rows), _dense((rows, width), "bfloat16")
-        return Op("aten::_grouped_mm", (Tensor(shape, "bfloat16", stride=(1, inner)), x, ends), overload="default")
+        return Op(GROUPED, (Tensor(shape, "bfloat16", stride=(1, inner)), x, ends), overload="default")
     shapes = (groups, inner, width)
     experts = Tensor(shapes, "bfloat16", stride=strides(shapes, (0, 2, 1) if draw.chance(0.6) else None))
-    return Op("aten::_grouped_mm", (_dense((rows, inner), "bfloat16"), experts, ends), overload="default")
+    return Op(GROUPED, (_dense((rows, inner), "bfloat16"), experts, ends), overload="default")
 
 
 def _draw_sizes(draw: Draw) -> tuple[int, int, int]:
