@@ -8,7 +8,7 @@ Kernel times of both are scaled from the device that the kernel models were fitt
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -28,6 +28,10 @@ RATIO_INDEX = "index.json"
 BFLOAT16 = "bfloat16"
 SAME_TENSOR_CORES = math.log(1.5)
 """Tensor Cores whose rates in a clock differ by less are taken to be used by the same kernels."""
+SAME_CHIP = 0.05
+"""`_unlikeness` of two boards of one chip at most, as of a GB200 and a B200."""
+COMMON_KINDS = {"bf16", "fp8", "grouped", "attention"}
+"""Kinds of calls in published tables that any GPU of these years has; see `foretrace.cost_models.kernels.ratios`."""
 MIN_FACTOR, MAX_FACTOR = 0.01, 100.0
 """Factors beyond these make another machine, not one like it."""
 Times = TypeVar("Times", CompiledPrograms, CallCost, BetweenCalls, ColdHost, Sharded)
@@ -63,7 +67,7 @@ class CrossDeviceScaling:
     least_spread: float = 0.0
     """The same of a time that stays as it is."""
     ratios: Path | None = None
-    """Folder of ratios that were fitted on published tables, which come before what the descriptions say."""
+    """Folder of ratios to `root` that were fitted on published tables; they come before what descriptions say."""
     ratio_gemm: Positive = 1.0
     """The `gemm` at which the ratios hold: another one changes them too."""
     base: CrossDeviceScaling | None = None
@@ -71,8 +75,12 @@ class CrossDeviceScaling:
 
     @property
     def tables(self) -> RatioIndex | None:
-        """Published tables of the device; or of the source, where that is one with tables."""
-        return RatioIndex.of(self.ratios) or (self.base.tables if self.base else None)
+        """Published tables of the device, and of the source for kinds of calls that its own lack."""
+        own, others = RatioIndex.of(self.ratios), self.base.tables if self.base else None
+        if own is None or others is None:
+            return own or others
+        taken = {kind: table.of(self.source.name) for kind, table in others.kinds.items()}
+        return replace(own, kinds={**taken, **own.kinds})
 
     @property
     def root(self) -> Device:
@@ -164,6 +172,10 @@ class RatioTable:
     held: float
     """Share of held-out rows in their ranges."""
 
+    def of(self, gpu: str) -> RatioTable:
+        """The same, named as another GPU's than the one that it is used for."""
+        return self if ", of " in self.table else replace(self, table=f"{self.table}, of {gpu}")
+
 
 @dataclass(frozen=True)
 class RatioIndex:
@@ -184,8 +196,8 @@ class RatioIndex:
 
 
 def scaling_to(device: Device, measured: Platform, ratios: Path | None = None) -> CrossDeviceScaling:
-    """How times of a calibrated platform are scaled to a device: by published tables of it, or of the nearest GPU that
-    has some, or by descriptions.
+    """How times of a calibrated platform are scaled to a device: by published tables of it; for calls that these lack,
+    by those of the nearest GPU that has some, or by descriptions.
 
     >>> h200 = Platform.named("h200")
     >>> scaling_to(Device.named("h100"), h200).base, scaling_to(Device.named("h100-pcie"), h200).source.name
@@ -196,7 +208,16 @@ def scaling_to(device: Device, measured: Platform, ratios: Path | None = None) -
     if index:
         # Traces of other machines show longer starts than the calibrated one, also on its own chip.
         start = index.start * CrossDeviceConstants.shipped().start if device.maker == source.maker else plain.start
-        return replace(plain, start=start, ratios=folder, ratio_gemm=plain.gemm)
+        own = replace(
+            plain, start=start, ratios=folder, ratio_gemm=plain.gemm, least_spread=_neighbour_spread(source, device)
+        )
+        other = nearest_with_tables(device, source, besides=set(index.kinds))
+        if other is None:
+            return own
+        base = scaling_to(other, measured)
+        return replace(
+            own, source=other, base=base, start=start / base.start, least_spread=_neighbour_spread(other, device)
+        )
     if BFLOAT16 not in device.peak_tflops:  # older ones: constants are fitted on times of such
         return plain
     near = nearest_with_tables(device, source)
@@ -233,8 +254,10 @@ def _neighbour_spread(near: Device, device: Device) -> float:
     return known.neighbour_spread + known.spread * min(1.0, _unlikeness(near, device))
 
 
-def nearest_with_tables(device: Device, source: Device) -> Device | None:
+def nearest_with_tables(device: Device, source: Device, besides: Collection[str] = ()) -> Device | None:
     """The GPU with published tables whose Tensor Cores are most like a device's; None for the source itself.
+
+    ``besides`` are the kinds of calls in tables of its own: others are looked for, on a chip of the same kind.
 
     Of those that multiply about as many bfloat16 numbers in a clock and SM, the most like it in size and bandwidth, if
     it is more like it than the source.
@@ -246,6 +269,8 @@ def nearest_with_tables(device: Device, source: Device) -> Device | None:
     if BFLOAT16 not in device.peak_tflops:
         return None
     tables = [Device.named(path.parent.name) for path in sorted(RATIOS.glob(f"*/{RATIO_INDEX}"))]
+    if besides:
+        tables = [one for one in tables if _same_chip(one, device) and _common_kinds(one) - set(besides)]
     alike = [
         one
         for one in (source, *tables)
@@ -255,6 +280,17 @@ def nearest_with_tables(device: Device, source: Device) -> Device | None:
     ]
     best = min(alike, key=lambda one: _unlikeness(one, device), default=source)
     return best if _unlikeness(best, device) < _unlikeness(source, device) else None
+
+
+def _same_chip(one: Device, other: Device) -> bool:
+    """Whether two devices differ but in how many processors are in use, their clocks and their memory."""
+    return one.name != other.name and _unlikeness(one, other) < SAME_CHIP
+
+
+def _common_kinds(device: Device) -> set[str]:
+    """Kinds of calls in a GPU's tables, but for those of one library or version."""
+    index = RatioIndex.of(RATIOS / device.name)
+    return set(index.kinds) & COMMON_KINDS if index else set()
 
 
 def _tensor_rate(device: Device) -> float:

@@ -15,6 +15,7 @@ from foretrace.graph import Graph, Op, OpTable, Tensor
 from foretrace.platform.device import Device
 from foretrace.platform.hypothetical import RATIOS
 from foretrace.platform.platform import Platform
+from tests.narrowing import present
 
 
 def us(op: Op, on: str) -> float:
@@ -83,6 +84,24 @@ def test_a_gpu_that_nobody_measured_is_scaled_from_the_nearest_one_with_tables()
     gemm = linear(4096, 4096, 4096)
     assert us(gemm, "b300") == pytest.approx(us(gemm, "b200"), rel=0.1)
     assert us(gemm, "rtx-pro-6000") < 0.8 * us(gemm, "l40s")
+
+
+def test_kinds_that_a_gpus_own_tables_lack_are_taken_from_those_of_its_chip():
+    own, shape = linear(4096, 4096, 4096), (4, 32, 2048, 128)
+    heads, eight_bits = attention("cudnn", shape, shape, causal=True), linear(8192, 8192, 8192, "float8_e4m3fn")
+    assert us(own, "gb200") != us(own, "b200"), "a table of its own"
+    for call in (heads, eight_bits):
+        assert us(call, "gb200") == pytest.approx(us(call, "b200"), rel=0.1)
+        assert us(call, "gb300") == pytest.approx(us(call, "gb200"), rel=0.1)
+    tables = present(present(Platform.named("gb200").cross_device).tables).kinds
+    assert ", of b200" in tables["attention"].table and ", of " not in tables["bf16"].table
+
+
+def test_calls_that_no_table_of_a_gpu_has_are_in_ranges_as_wide_as_gpus_differ():
+    rows = Tensor((4096, 4096), "bfloat16", "cuda:0")
+    added = Graph(OpTable.of([Op("aten::add", (rows, rows), overload="Tensor")]))
+    here, there = (price_kernels(added, np.zeros(1, np.int32), Platform.named(gpu)) for gpu in ("h200", "h100"))
+    assert there.high.sum() / there.low.sum() > 1.25 * here.high.sum() / here.low.sum()
 
 
 def test_a_hypothetical_gpu_is_scaled_from_the_fitted_one():

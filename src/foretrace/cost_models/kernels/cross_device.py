@@ -109,6 +109,7 @@ class ScaledCalls:
 
     def scale(self, costs: KernelCosts, start_us: float, device: Device, scaling: CrossDeviceScaling) -> KernelCosts:
         """Kernel times scaled to another device, with wider ranges; by published ratios where there are some."""
+        measured = costs
         if scaling.base:
             costs = self.scale(costs, start_us, scaling.source, scaling.base)
             start_us *= scaling.base.start
@@ -117,7 +118,7 @@ class ScaledCalls:
         low, typical, high = (scaled_us(us, factor, start_us, scaling) for us in (costs.low, costs.typical, costs.high))
         wider = np.exp(SIGMAS_TO_P90 * scaling_spread(factor, scaling))
         scaled = replace(costs, low=low / wider, typical=typical, high=high * wider)
-        return self._by_ratios(scaled, costs, device, scaling) if scaling.ratios else scaled
+        return self._by_ratios(scaled, measured, device, scaling) if scaling.ratios else scaled
 
     def _by_ratios(
         self, scaled: KernelCosts, costs: KernelCosts, device: Device, scaling: CrossDeviceScaling
