@@ -208,7 +208,9 @@ def write_constants(rows: Sequence[Row], table: Sequence[dict[str, Any]]) -> Non
         provenance=f"narrow: {NARROW.name}, {NARROW.measured.provenance}; energy_pj, other_maker, spread: {len(rows)} "
         f"times of whole models on {len({row.published for row in rows})} GPUs that NeuSight published "
         "(sitar-lab/NeuSight); start: the shorter kernels of two published V100 traces (a DLRM, a Megatron), and of "
-        "one of an MI300X; other_spread: by how much that one's kernels were off",
+        "one of an MI300X; other_spread: by how much that one's kernels were off; other_attention, "
+        "other_attention_tile_us: attention of PyTorch on an MI300X, midiareshadi/attn-dsl-bench "
+        "(results/raw/sweep_v1.csv, MIT)",
     )
     write(CONSTANTS, {key: float(f"{v:.3g}") if isinstance(v, float) else v for key, v in asdict(known).items()})
 

@@ -32,6 +32,8 @@ class Measured:
     tflops: dict[str, Positive] = field(default_factory=dict)
     """The best rate of GEMMs by dtype; ``tf32`` as in `Device.peak_tflops`."""
     provenance: str = ""
+    start: Positive | None = None
+    """How many times as long kernels take to start and end as on the H200, where others' traces show it."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,8 @@ class Device:
     """A lower limit that it is set to; its own where None."""
     cache_gbps: Positive | None = None
     """Bandwidth of the cache that all processors share, where published; else it goes by their number and clock."""
+    host_gbps: Positive | None = None
+    """Bandwidth of the link to the host, in one direction."""
     process_nm: Positive | None = None
     """The maker's name for the process node."""
     driver_gib: Positive | None = None

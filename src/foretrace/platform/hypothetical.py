@@ -60,6 +60,10 @@ class CrossDeviceScaling:
     """Share of the reachable bandwidth that memory-bound calls keep."""
     issue: Positive = 1.0
     """Share of the instruction rate (SMs times clock) that calls bound by instruction issue keep."""
+    attention: Positive = 1.0
+    """How many times as long attention takes as the rate of GEMMs says."""
+    attention_tile_us: float = 0.0
+    """Microseconds that a processor takes besides for each of attention's tiles of queries."""
     start: Positive = 1.0
     """How many times as long a kernel takes to start and end."""
     spread: float = 0.15
@@ -103,7 +107,9 @@ class CrossDeviceScaling:
             source,
             gemm=sustained_clock(device, known.energy_pj) if same_maker else known.other_maker,
             no_tensor_cores=known.narrow if narrow else 1.0,
-            start=clocks * (known.start if same_maker else known.other_start),
+            attention=1.0 if same_maker else known.other_attention,
+            attention_tile_us=0.0 if same_maker else known.other_attention_tile_us,
+            start=device.measured.start or clocks * (known.start if same_maker else known.other_start),
             spread=known.spread if same_maker else known.other_spread,
         )
 
@@ -128,6 +134,10 @@ class CrossDeviceConstants:
     other_spread: Positive
     """`spread` on another maker's GPU."""
     provenance: str
+    other_attention: Positive = 1.0
+    """How many times as long attention takes on another maker's GPU as the rate of its GEMMs says."""
+    other_attention_tile_us: float = 0.0
+    """Microseconds that a processor of another maker's GPU takes besides for each of attention's tiles of queries."""
     neighbour_spread: Positive = 0.1
     """Standard deviation of the logarithm of a time that is taken from a GPU just like it; `spread` comes on top."""
 

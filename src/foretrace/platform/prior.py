@@ -37,6 +37,8 @@ class ScalingStep:
     spread: float
     least_spread: float
     ratio_gemm: Positive
+    attention: Positive = 1.0
+    attention_tile_us: float = 0.0
     ratios: str = ""
     """Name of the folder of its ratios, beside the file."""
 

@@ -8,7 +8,8 @@ import pytest
 import foretrace as ft
 from foretrace.cost_models.kernels.cross_device import CallRoofline, achieved_rates, scale_factors, scaling_notes
 from foretrace.cost_models.kernels.pricing import price_kernels
-from foretrace.graph import Graph, Op, OpTable, Tensor, Tf32
+from foretrace.cost_models.kernels.ratios import attention
+from foretrace.graph import Graph, Op, OpTable, Storage, Tensor, Tf32
 from foretrace.platform.device import Device
 from foretrace.platform.hypothetical import CrossDeviceScaling
 from foretrace.platform.platform import Platform
@@ -43,6 +44,36 @@ def test_a_large_addition_scales_with_the_memory_bandwidth():
 
 def test_the_smallest_kernels_change_little():
     assert us(addition(16), Platform.named("a100")) < 2.5 * us(addition(16), H200)
+
+
+def pinned_upload(gpu: str) -> float:
+    """Microseconds of 64 MiB from page-locked memory."""
+    here = Tensor((2**24,), "float32", "cuda:0", storage=0)
+    there = Tensor((2**24,), "float32", "cpu", storage=1)
+    copy = Op("aten::copy_", (here, there, True), overload="default")
+    graph = Graph(OpTable.of([copy]), storages={1: Storage(1, 4 * 2**24, "cpu", pinned=True)})
+    return float(price_kernels(graph, np.zeros(1, np.int32), Platform.named(gpu)).typical.sum())
+
+
+def test_copies_to_the_device_scale_with_the_link_to_the_host_and_not_with_memory():
+    h200 = pinned_upload("h200")
+    assert pinned_upload("b200") == pytest.approx(h200, rel=0.05), "both have PCIe of the fifth generation"
+    assert pinned_upload("a100") == pytest.approx(2 * h200, rel=0.1)
+    assert pinned_upload("v100") == pytest.approx(4 * h200, rel=0.1)
+
+
+def test_attention_on_another_makers_gpu_takes_what_was_published_of_it():
+    # PyTorch on an MI300X, causal, 16 sequences and heads: midiareshadi/attn-dsl-bench.
+    published = {(1024, 64): 258.9, (4096, 64): 2416, (16384, 64): 32621, (2048, 128): 1281, (8192, 128): 15189}
+    for (length, width), measured in published.items():
+        shape = (16, 16, length, width)
+        assert us(attention("flash", shape, shape, True), Platform.named("mi300x")) == pytest.approx(measured, rel=0.15)
+
+
+def test_small_kernels_of_a_gpu_take_as_long_to_start_as_others_traces_of_it_show():
+    start = present(Platform.named("v100").cross_device).start
+    assert start == present(Device.named("v100").measured.start) > 2
+    assert us(addition(16), Platform.named("v100")) == pytest.approx(start * us(addition(16), H200), rel=0.1)
 
 
 def test_more_memory_bandwidth_leaves_gemms_alone_and_speeds_up_copies():

@@ -16,7 +16,7 @@ import numpy as np
 
 from foretrace.cost_models.kernels.decomposition import parts_of
 from foretrace.cost_models.kernels.families import FAMILIES, context_of, family_of
-from foretrace.cost_models.kernels.families.attention import on_device
+from foretrace.cost_models.kernels.families.attention import on_device, tiles_of
 from foretrace.cost_models.kernels.family import TENSOR_CORE_FAMILIES
 from foretrace.cost_models.kernels.pricing import USABLE_SHARE, KernelCosts
 from foretrace.cost_models.kernels.ratios import OLDER, is_older_cublas, ratios_of
@@ -34,6 +34,8 @@ WAVE_COLUMNS = ("ragged_128x128", "ragged_128x64", "ragged_64x64")
 """Columns of a family that hold the wave quantization of a tile: a library takes the tile that fits best."""
 L2_BYTES_PER_CLOCK = 64
 """That an SM reads from the L2 cache in a clock."""
+LINK_REACHED = 0.8
+"""Share of the bandwidth of the link to the host that copies from page-locked memory reach: packets have headers."""
 CUDA_CORE_DTYPES = ("float32", "float64")
 """Dtypes that Tensor Cores do not multiply, or are not given."""
 TENSOR_CORE_OPS = frozenset(op for name in TENSOR_CORE_FAMILIES for op in FAMILIES[name].ops)
@@ -63,7 +65,7 @@ class CallRoofline(NamedTuple):
         flops = self.work.flops * self.wave_quantization / (tflops * 1e6)
         cached = min(warm * self.work.bytes, USABLE_SHARE * device.l2_mb * 1e6)
         moved = ((self.work.bytes - cached) / gbps + cached / cache_gbps) / 1e3
-        return _overlapped(flops, moved, self.work.round_trips * LATENCY_US)
+        return _overlapped(flops, moved, self.work.round_trips * LATENCY_US, self.work.link_us(device) / LINK_REACHED)
 
 
 class RooflinePair(NamedTuple):
@@ -166,6 +168,9 @@ def scale_factors(
                     for part in parts_of(op)
                 ]
             done[exactly] = _scale_factor(seen[key], exactly[1], exactly[2], device, scaling)
+            if scaling.attention != 1.0 and (tiles := tiles_of(op)):
+                besides = tiles / device.sms * scaling.attention_tile_us
+                done[exactly] = done[exactly] * scaling.attention + besides / exactly[1]
         result[place] = done[exactly]
     return result
 
@@ -186,13 +191,16 @@ def scaled_work_us(us: float, call: RooflinePair, warm: float, device: Device, s
     What it takes beyond its roofline waits for the SMs themselves, for indices, branches and tile edges: that part
     changes as their number and their clock do.
     """
+    over_link = call.measured.work.link_bytes > 0
+    if over_link and not (scaling.source.host_gbps and device.host_gbps):
+        return us
     roof = call.measured.us(scaling.source, warm, scaling.base)
     new_roof = call.other.us(device, warm, scaling)
     if us <= roof or not roof:
         return us * new_roof / roof if roof else us
     busy = (us**SHARPNESS - roof**SHARPNESS) ** (1 / SHARPNESS)
     slower = scaling.source.sms * scaling.source.clock_mhz / (device.sms * device.clock_mhz * scaling.issue)
-    return _overlapped(new_roof, busy * slower)
+    return _overlapped(new_roof, busy if over_link else busy * slower)  # beside a link it is the host's
 
 
 def scaled_us(us: Floats, factor: Floats, start_us: float, scaling: CrossDeviceScaling) -> Floats:

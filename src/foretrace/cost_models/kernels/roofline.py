@@ -37,6 +37,8 @@ class Work(NamedTuple):
     """The peak rate that applies: a dtype, or ``tf32``."""
     round_trips: float = 0.0
     """Memory round trips on the longest chain of loads that depend on each other."""
+    link_bytes: float = 0.0
+    """Bytes over the link to the host."""
 
     def us(self, device: Device) -> float:
         """Microseconds that hardly any kernel on the device can beat."""
@@ -44,7 +46,12 @@ class Work(NamedTuple):
             self.flops / (device.peak(self.rate) * 1e6),
             self.bytes / (device.memory_gbps * 1e3),
             self.round_trips * LATENCY_US,
+            self.link_us(device),
         )
+
+    def link_us(self, device: Device) -> float:
+        """Microseconds that the link to the host is busy; none where its bandwidth is not known."""
+        return self.link_bytes / (device.host_gbps * 1e3) if device.host_gbps else 0.0
 
 
 def work_of(op: Op) -> Work:

@@ -152,6 +152,14 @@ def on_device(op: Op, attention: str) -> Op:
     return _backward(inputs) if kind.endswith("backward") else _forward(inputs)
 
 
+def tiles_of(op: Op) -> int:
+    """Tiles of queries of an attention, or of keys of its backward, which blocks take; 0 of other calls."""
+    kind, inputs = op.name[len(ATTENTION_PREFIX) :], inputs_of(op)
+    if not op.name.startswith(ATTENTION_PREFIX) or kind not in TILES or len(inputs) != 3:
+        return 0
+    return _tiling(kind, inputs[0], inputs[1].shape[2], False, False).blocks if len(inputs[0].shape) == 4 else 0
+
+
 def _tiling(kind: str, q: Tensor, keys: int, causal: bool, dropout: bool) -> Tiling:
     batch, heads, queries, dim = q.shape
     rows, columns = next(((a, b) for most, a, b in TILES[kind] if dim <= most), TILES[kind][-1][1:])

@@ -42,6 +42,10 @@ class Transfers(Family):
         features = [self.op_codes[name], log(first.nbytes), to_device, context.pinned, not context.pinned]
         return Description(features, Work(bytes=first.nbytes))
 
+    def least_work(self, op: Op) -> Work:
+        """The bytes go over the link to the host, not only through memory."""
+        return Work(link_bytes=tensors_of(op)[0].nbytes)
+
     def case(self, draw: Draw) -> Case:
         """A copy to or from the device."""
         dtype = draw.weighted({"float32": 4, "int64": 3, "bfloat16": 2})
