@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from foretrace.calibration.fabric import import_collectives, published_tables
 from foretrace.calibration.published import import_tables, priced_us
 from foretrace.calibration.published_tables import read_published
 from foretrace.cost_models.kernels.ratios import linear
@@ -61,6 +62,24 @@ def test_rows_that_contradict_each_other_are_left_out_and_named(tmp_path, h200_u
     found = import_tables(tables, "aiconfigurator", "h100", tmp_path / "mine")
     assert found.kinds["bf16"].rows == len(SIZES) - 1
     assert any("line 2 and" in note and "1 such calls are left out" in note for note in found.notes)
+
+
+def test_some_rows_in_another_unit_are_left_out_and_all_named(tmp_path, h200_us):
+    times = SLOWER * h200_us
+    times[[3, 40, 41]] *= 1000
+    times[5] /= 1000
+    found = import_tables(write_table(tmp_path / "tables", times), "aiconfigurator", "h100", tmp_path / "mine")
+    assert found.kinds["bf16"].rows == len(SIZES) - 4 and found.kinds["bf16"].gmae < 0.05
+    assert any("lines 5, 42, 43: more than 30 times off" in note for note in found.notes)
+    assert any("line 7: faster than h100 can" in note for note in found.notes)
+
+
+def test_a_table_that_is_too_short_to_be_fitted_says_so(tmp_path, h200_us):
+    tables = write_table(tmp_path / "tables", h200_us)
+    table = tables / "gemm_bf16_h100_sxm_mine-1.0.csv"
+    table.write_text("\n".join(table.read_text().splitlines()[:21]) + "\n")
+    with pytest.raises(ForetraceError, match=r"20 rows of bf16 are too few to fit.*100 rows"):
+        import_tables(tables, "aiconfigurator", "h100", tmp_path / "mine")
 
 
 @pytest.mark.parametrize(
@@ -141,3 +160,35 @@ def test_tables_of_collectives_make_a_fabric(tmp_path, foretrace):  # noqa: F811
     (tables / "h100.csv").write_text(head.replace("# nranks: 8\n", "") + rows)
     ran = foretrace("calibrate", "import", tables, "--from", "nccl-tests", "--out", tmp_path / "other")
     assert ran.code and "h100.csv is no table of collectives ('nranks')" in ran.err
+
+
+HEAD = "# gpu: H100 80GB HBM3\n# nranks: 8\n# nodes: 1\n# collective: all_reduce\nsize_bytes,time_us\n"
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ("67108864,0.3", "line 7: 67,108,864 bytes in 0.3 us are more than the memory of the GPU can do"),
+        ("67108864,nan", "line 7: 67108864 bytes in nan us"),
+        ("67108864", "line 7: size_bytes and time_us are no numbers"),
+    ],
+)
+def test_a_row_of_collectives_that_can_not_be_is_said(tmp_path, row, said):
+    table = tmp_path / "h100.csv"
+    table.write_text(f"{HEAD}1024,12.5\n{row}\n")
+    with pytest.raises(ForetraceError, match=said):
+        published_tables(table)
+
+
+def test_tables_of_collectives_that_contradict_each_other_are_left_out_and_named(tmp_path):
+    tables = tmp_path / "tables"
+    tables.mkdir()
+    sizes = [2**10, 2**14, 2**18, 2**22, 2**26]
+    for name, slower in (("one", 1.0), ("other", 3.0)):
+        rows = [f"{size},{(slower if size == 2**18 else 1.0) * (10 + size / 1e5)}" for size in sizes]
+        (tables / f"{name}.csv").write_text(HEAD + "\n".join(rows) + "\n")
+    notes = import_collectives(tables, "h100", tmp_path / "mine")
+    assert any("one.csv" in note and "other.csv" in note and "1 such sizes are left out" in note for note in notes)
+    assert [round(size) for size, _ in find_fabric(tmp_path / "mine").curves[0].knots] == [
+        size for size in sizes if size != 2**18
+    ]

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from foretrace.analysis.collectives import CollectiveTimes, collective_times
 from foretrace.calibration.fitting import fit
+from foretrace.cost_models.collectives.pricing import TRAFFIC
 from foretrace.cost_models.collectives.topology import Placement
 from foretrace.errors import ForetraceError
 from foretrace.formats.nccl_tests import read_nccl_tests
 from foretrace.graph import Job
+from foretrace.platform.device import Device
 from foretrace.platform.fabric import Fabric
 from foretrace.platform.measurements.fabric import FABRIC_FILE, TimedCollective, add_collectives, begin_run
 from foretrace.platform.platform import FABRIC, RAW
 from foretrace.record.folder import is_recording
 
+DISAGREE = 1.5
+"""Times by which two tables may differ for the same collective."""
+MOST_GBPS = 10_000.0
+"""Bandwidth of the memory of a GPU that is not known."""
+MAX_SPEED = 1.25
+"""Times the bandwidth of its memory that a GPU may seem to send: more is another unit."""
 TRACES = (".json", ".json.gz", ".et", ".et.gz")
 """Endings of the names of traces; logs have other ones."""
 
@@ -45,8 +55,8 @@ def make_fabric(
         replace(Fabric.read(folder / FABRIC), links=known.links).write(folder / FABRIC)
 
 
-def import_collectives(tables: Path, gpu: str | None, folder: Path) -> int:
-    """Give a platform the fabric that the tables of a folder show, of one GPU; how many tables there are of it.
+def import_collectives(tables: Path, gpu: str | None, folder: Path) -> list[str]:
+    """Give a platform the fabric that the tables of a folder show, of one GPU, and say on what it is fitted.
 
     Tables are logs of nccl-tests, or files of their rows (``.csv``) that name ``gpu``, ``nranks``, ``nodes`` and
     ``collective`` in lines before those, as ``# gpu: H100``.
@@ -57,8 +67,33 @@ def import_collectives(tables: Path, gpu: str | None, folder: Path) -> int:
     named = [one for one in found if gpu is None or gpu.lower() in one.device.lower()]
     if not named or (gpu is None and len(devices) > 1):
         raise ForetraceError(f"{tables} has tables of {', '.join(devices) or 'no GPU'}", "Name one: --gpu h100.")
-    _fit(folder, named)
-    return len(named)
+    kept, notes = _agreeing(named)
+    if not any(one.collectives for one in kept):
+        raise ForetraceError(f"all tables contradict each other: {notes[0]}", "Leave those of other machines out.")
+    _fit(folder, kept)
+    return [*notes, f"its fabric is fitted on {len(kept)} tables"]
+
+
+def _agreeing(found: Sequence[Source]) -> tuple[list[Source], list[str]]:
+    """Tables without the sizes for which two of them tell very different times."""
+    seen: defaultdict[tuple[str, int, int, int], list[tuple[float, str]]] = defaultdict(list)
+    for device, where, collectives in found:
+        for one in collectives:
+            seen[one.kind, one.ranks, one.nodes, one.nbytes] += [(us, f"{where}, {device}") for us in one.us]
+    apart = {key: sorted(times) for key, times in seen.items() if max(times)[0] > DISAGREE * min(times)[0]}
+    notes = []
+    for kind, ranks in dict.fromkeys((kind, ranks) for kind, ranks, _, _ in apart):
+        here = {key: times for key, times in apart.items() if key[:2] == (kind, ranks)}
+        key, times = next(iter(here.items()))
+        notes.append(
+            f"{times[0][1]} and {times[-1][1]} tell {times[0][0]:.4g} and {times[-1][0]:.4g} us for {kind} of "
+            f"{key[3]:,} bytes: {len(here)} such sizes are left out"
+        )
+    kept = [
+        one._replace(collectives=[c for c in one.collectives if (c.kind, c.ranks, c.nodes, c.nbytes) not in apart])
+        for one in found
+    ]
+    return kept, notes
 
 
 def published_tables(path: Path) -> list[Source]:
@@ -69,14 +104,32 @@ def published_tables(path: Path) -> list[Source]:
         head = {name.strip(): value.strip() for name, value in head.items()}
         rows = list(csv.DictReader(line for line in lines if not line.startswith("#")))
         kind, ranks, nodes = head["collective"], int(head["nranks"]), int(head["nodes"])
-        times = [(int(float(row["size_bytes"])), float(row["time_us"])) for row in rows]
+        first = next(number for number, line in enumerate(lines) if not line.startswith("#")) + 2
+        times = [_checked(row, kind, ranks, head["gpu"], f"line {first + place}") for place, row in enumerate(rows)]
         where = f"{path.name}: {ranks} x {head['gpu']} on {nodes} nodes"
         return [Source(head["gpu"], where, [TimedCollective(kind, ranks, nodes, size, (us,)) for size, us in times])]
-    except (KeyError, TypeError, ValueError, OverflowError, csv.Error) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, StopIteration, csv.Error) as error:
         raise ForetraceError(
             f"{path} is no table of collectives ({error})",
             "It needs lines like `# gpu: H100`, with nranks, nodes and collective, and columns size_bytes and time_us.",
         ) from None
+
+
+def _checked(row: dict[str, str], kind: str, ranks: int, gpu: str, where: str) -> tuple[int, float]:
+    """Bytes and microseconds of a row: numbers, and no faster than the GPU's memory."""
+    try:
+        size, us = int(float(row["size_bytes"])), float(row["time_us"])
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"{where}: size_bytes and time_us are no numbers") from None
+    if not (math.isfinite(us) and us > 0 and size >= 0):
+        raise ValueError(f"{where}: {size} bytes in {us:g} us")
+    device = Device.closest(gpu)
+    gbps = MAX_SPEED * (device.memory_gbps if device else MOST_GBPS)
+    if size * TRAFFIC.get(kind, lambda ranks: 1.0)(ranks) > us * 1e3 * gbps:
+        raise ValueError(
+            f"{where}: {size:,} bytes in {us:g} us are more than the memory of the GPU can do; in another unit?"
+        )
+    return size, us
 
 
 def _fit(folder: Path, found: Iterable[Source]) -> None:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from foretrace._progress import OnProgress, Progress
 from foretrace.calibration.published_tables import READERS, PublishedTime, read_published
@@ -51,6 +52,11 @@ FLOOR = 0.01
 """Share of rows whose kernels have nothing to do but to start and end."""
 DISAGREE = 1.5
 """Times by which two rows of one call may differ."""
+MAX_APART = 30.0
+"""Times by which a row's ratio to the calibrated GPU may differ from the median row's: one that is farther off is in
+another unit, or of something else."""
+NAMED = 20
+"""Rows that a note names at most."""
 SAME_HARNESS = 0.1
 """How far, in the median, a table of the calibrated GPU may be from its own models: where it is farther, the harness
 times something else, and the ratio of two tables is taken."""
@@ -127,7 +133,7 @@ def fit_ratios(
         if kind == "bf16":
             start = _floor(table) / (_floor(other) if len(other) >= MIN_ROWS else float(np.quantile(modelled, FLOOR)))
         before, against = _baseline(table, other, modelled, measured.name)
-        kept = np.flatnonzero(np.isfinite(before))
+        kept = _alike(table, before, imported.notes)
         table = [table[place] for place in kept.tolist()]
         us = np.array([row.us for row in table])
         model, gmae, p90, held = _fitted(table, us / before[kept], device)
@@ -139,7 +145,9 @@ def fit_ratios(
         imported.kinds[kind] = RatioTable(label, len(table), against, gmae, p90, held)
     if not imported.kinds:
         raise ForetraceError(
-            f"no table of {device.name} has kernel times", "docs/calibrate.md has the tables that are read."
+            f"no table of {device.name} has kernel times that a model can be fitted on: "
+            + ("; ".join(imported.notes) or "none are there"),
+            f"{MIN_ROWS} rows of a kind are needed; docs/calibrate.md has the tables that are read.",
         )
     index = RatioIndex(round(start, 3), imported.kinds)
     write(out / RATIO_INDEX, asdict(index))
@@ -171,7 +179,7 @@ def _checked(rows: Sequence[PublishedTime], device: Device, notes: list[str]) ->
             "Are the times in another unit? Nothing was fitted.",
         )
     if len(fast):
-        notes.append(f"{rows[fast[0]].where} and {len(fast) - 1} more are faster than {device.name} can: left out")
+        notes.append(f"{_lines([rows[place] for place in fast])}: faster than {device.name} can, left out")
     good = [row for place, row in enumerate(rows) if us[place] * MAX_SPEED >= roofs[place]]
     return _agreeing(good, notes)
 
@@ -199,8 +207,29 @@ def _agreeing(rows: Sequence[PublishedTime], notes: list[str]) -> list[Published
         notes.append(
             f"{one.where} and {other.where} tell {one.us:.4g} and {other.us:.4g} us for one call: "
             f"{len(apart)} such calls are left out"
+            + (f", the others in {_lines([row for same in apart[1:] for row in same])}" if apart[1:] else "")
         )
     return kept
+
+
+def _lines(rows: Sequence[PublishedTime]) -> str:
+    """Where some rows stand, by file."""
+    files: defaultdict[str, list[str]] = defaultdict(list)
+    for row in rows[:NAMED]:
+        file, _, line = row.where.partition(", line ")
+        files[file].append(line)
+    named = "; ".join(f"{file}, line{'s' * (len(lines) > 1)} {', '.join(lines)}" for file, lines in files.items())
+    return named + (f" and {len(rows) - NAMED} more" if len(rows) > NAMED else "")
+
+
+def _alike(rows: Sequence[PublishedTime], before: Floats, notes: list[str]) -> NDArray[np.intp]:
+    """Rows with something to be divided by, and whose ratios are not far from those of all others."""
+    logs = np.log(np.array([row.us for row in rows]) / before)
+    apart = np.abs(logs - np.nanmedian(logs)) > np.log(MAX_APART)
+    if apart.any():
+        named = _lines([rows[place] for place in np.flatnonzero(apart)])
+        notes.append(f"{named}: more than {MAX_APART:g} times off what the other rows say, in another unit? Left out")
+    return np.flatnonzero(np.isfinite(before) & ~apart)
 
 
 def _baseline(

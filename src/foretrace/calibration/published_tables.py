@@ -153,7 +153,7 @@ def _aiconfigurator(path: Path, gpus: set[str] | None) -> Iterator[PublishedTime
             )
         gpu = device_name(row["device"] if "device" in row else named["gpu"] if named else "", where)
         harness = f"{row['framework']} {row['version']}" if "framework" in row else named["harness"] if named else ""
-        ms = "latency_ms" if "latency_ms" in row else "latency"
+        ms = "latency" if "latency" in row else "latency_ms"
         us = 1e3 * _number(row, ms, where)
         if "isl" in row:
             yield from _aiconfigurator_attention(row, gpu, us, harness, where)

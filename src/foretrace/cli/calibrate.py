@@ -188,7 +188,7 @@ def _import(tables: Path | None, source: Tables | None, gpu: str | None, out: Pa
         if source is Tables.NCCL_TESTS:
             from foretrace.calibration.fabric import import_collectives
 
-            notes = [f"its fabric is fitted on {import_collectives(tables, gpu, out)} tables"]
+            notes = import_collectives(tables, gpu, out)
         else:
             from foretrace.calibration.published import import_tables
 
