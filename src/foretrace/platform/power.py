@@ -1,7 +1,8 @@
 """Power draw of a GPU: watts at rest, and more by the shares that are reached of its peak rate and of its bandwidth.
 
-Bytes that come from the cache take less than those from memory, SMs that are busy more than idle ones; arithmetic takes
-more than in proportion to its rate, since a GPU that is asked for much of it raises its voltage with its clock.
+Bytes that come from the cache take no more than those from memory, SMs that are busy more than idle ones; arithmetic
+takes at least in proportion to its rate, and more where a GPU that is asked for much of it raises its voltage with its
+clock.
 
 A draw above the power limit does not last: within a second the clock falls until the limit is kept.
 """
