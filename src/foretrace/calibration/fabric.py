@@ -125,7 +125,8 @@ def _checked(row: dict[str, str], kind: str, ranks: int, gpu: str, where: str) -
         raise ValueError(f"{where}: {size} bytes in {us:g} us")
     device = Device.closest(gpu)
     gbps = MAX_SPEED * (device.memory_gbps if device else MOST_GBPS)
-    if size * TRAFFIC.get(kind, lambda ranks: 1.0)(ranks) > us * 1e3 * gbps:
+    traffic = TRAFFIC[kind](ranks) if kind in TRAFFIC else 1.0
+    if size * traffic > us * 1e3 * gbps:
         raise ValueError(
             f"{where}: {size:,} bytes in {us:g} us are more than the memory of the GPU can do; in another unit?"
         )

@@ -319,11 +319,13 @@ def _unlikeness(one: Device, other: Device) -> float:
 
 def uncalibrated_platform(device: Device, measured: Platform, ratios: Path | None = None) -> Platform:
     """A device that was not calibrated, with the kernel models, scaled, and the host of a platform that was."""
+    scaling = scaling_to(device, measured, ratios)
     about = replace(
         measured.about,
         name=device.name,
         made="",
-        provenance=f"not calibrated: kernel times are scaled from {measured.name}, the host is that of {measured.name}",
+        provenance=f"not calibrated: kernel times are scaled from {scaling.source.name}, the host is that of "
+        f"{measured.name}",
     )
     published = device.measured
     known = replace(
@@ -338,7 +340,7 @@ def uncalibrated_platform(device: Device, measured: Platform, ratios: Path | Non
         device=replace(device, measured=known),
         fabric=None,
         about=about,
-        cross_device=scaling_to(device, measured, ratios),
+        cross_device=scaling,
     )
 
 
