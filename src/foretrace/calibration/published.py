@@ -179,7 +179,7 @@ def _checked(rows: Sequence[PublishedTime], device: Device, notes: list[str]) ->
             "Are the times in another unit? Nothing was fitted.",
         )
     if len(fast):
-        notes.append(f"{_lines([rows[place] for place in fast])}: faster than {device.name} can, left out")
+        notes.append(f"{_lines([rows[place] for place in fast.tolist()])}: faster than {device.name} can, left out")
     good = [row for place, row in enumerate(rows) if us[place] * MAX_SPEED >= roofs[place]]
     return _agreeing(good, notes)
 
@@ -227,7 +227,7 @@ def _alike(rows: Sequence[PublishedTime], before: Floats, notes: list[str]) -> N
     logs = np.log(np.array([row.us for row in rows]) / before)
     apart = np.abs(logs - np.nanmedian(logs)) > np.log(MAX_APART)
     if apart.any():
-        named = _lines([rows[place] for place in np.flatnonzero(apart)])
+        named = _lines([rows[place] for place in np.flatnonzero(apart).tolist()])
         notes.append(f"{named}: more than {MAX_APART:g} times off what the other rows say, in another unit? Left out")
     return np.flatnonzero(np.isfinite(before) & ~apart)
 
