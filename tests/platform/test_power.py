@@ -86,3 +86,12 @@ def test_a_device_that_is_set_to_a_lower_limit_is_predicted_within_it():
     free, limited = ft.predict(GEMMS, on="h100"), ft.predict(GEMMS, on="h100-hbm2e")
     assert 1.2 * free.step_ms < limited.step_ms < 2 * free.step_ms
     assert any(note.startswith("at 500 W the clock falls to") for note in limited.notes)
+
+
+def test_a_gpu_draws_its_power_for_what_the_one_most_like_it_does():
+    def model(name: str) -> PowerModel:
+        return present(PowerModel.of(Device.named(name)))
+
+    assert model("h100").draw == model("h200").draw, "the same chip, and the same limit"
+    assert model("b300").watts(0.1, 0.9) / 1100 == pytest.approx(model("b200").watts(0.1, 0.9) / 1000, rel=0.01)
+    assert model("mi300x").draw.rest_w > 100, "like none of them: as they do on average"

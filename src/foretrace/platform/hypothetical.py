@@ -308,6 +308,17 @@ def _tensor_rate(device: Device) -> float:
     return device.peak_tflops[BFLOAT16] * 1e6 / (device.sms * device.clock_mhz)
 
 
+def unlikeness(one: Device, other: Device) -> float:
+    """How unlike two GPUs are in size and speed; infinite where another maker's, or without bfloat16.
+
+    >>> h200 = Device.named("h200")
+    >>> [round(unlikeness(Device.named(name), h200), 1) for name in ("h100", "b200", "mi300x")]
+    [0.2, 0.7, inf]
+    """
+    alike = one.maker == other.maker and BFLOAT16 in one.peak_tflops and BFLOAT16 in other.peak_tflops
+    return _unlikeness(one, other) if alike else math.inf
+
+
 def _unlikeness(one: Device, other: Device) -> float:
     """How many times as fast, or as large, one device is as another in the mean, as a base-2 logarithm."""
     parts = (

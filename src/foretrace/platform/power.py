@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from foretrace.errors import ForetraceError
 from foretrace.platform.device import Device
+from foretrace.platform.hypothetical import unlikeness
 from foretrace.platform.platform import Platform
 from foretrace.platform.typed_json import Positive, read_as
 
@@ -27,6 +28,8 @@ SHARPNESS = 8.0
 """How closely the draw follows what is asked for until it meets the limit."""
 MEASURED_SPREAD, SCALED_SPREAD = 0.15, 0.25
 """Standard deviation of the logarithm of the draw: of a GPU whose draw was measured, and of another one."""
+ALIKE = 1.0
+"""`unlikeness` of GPUs up to which one is taken to draw its power for the same things as another."""
 Numbers = TypeVar("Numbers", float, NDArray[np.float64])
 
 
@@ -85,7 +88,8 @@ class PowerModel:
 
     @classmethod
     def of(cls, device: Device) -> PowerModel | None:
-        """Of a device, as measured or else in proportion to its own limit; None where that is not known.
+        """Of a device, as measured; or else in proportion to its own limit, as the GPU draws that is most like it, or
+        all do on average where none is. None where its limit is not known.
 
         >>> h100 = PowerModel.of(Device.named("h100"))
         >>> h100.limit_w, h100.draw.rest_w > 100
@@ -98,8 +102,11 @@ class PowerModel:
         constants = PowerConstants.shipped()
         own = constants.known.get(device.name)
         if own is None:
-            limits = {name: Device.named(name).power_w or own_limit for name in constants.known}
-            alike = [asdict(draw.scaled(own_limit / limits[name])) for name, draw in constants.known.items()]
+            known = {name: Device.named(name) for name in constants.known}
+            near = min(known, key=lambda name: unlikeness(known[name], device))
+            like = [near] if unlikeness(known[near], device) < ALIKE else list(known)
+            limits = {name: known[name].power_w or own_limit for name in like}
+            alike = [asdict(constants.known[name].scaled(own_limit / limits[name])) for name in like]
             own = Draw(**{name: sum(each[name] for each in alike) / len(alike) for name in alike[0]})
         spread = MEASURED_SPREAD if device.name in constants.known else SCALED_SPREAD
         return cls(own, device.power_limit_w or own_limit, constants.slowdown, spread)
