@@ -24,7 +24,7 @@ from foretrace.cost_models.kernels.estimators.forests import Forest
 from foretrace.cost_models.kernels.estimators.npz import read_arrays
 from foretrace.cost_models.kernels.families import CallContext, family_of
 from foretrace.cost_models.kernels.families.attention import CAUSAL, inputs_of
-from foretrace.cost_models.kernels.families.gemm import ADDING, product_sizes
+from foretrace.cost_models.kernels.families.gemm import ADDING, PACKED, product_sizes
 from foretrace.cost_models.kernels.features import argument
 from foretrace.cost_models.kernels.reliability import ErrorRange
 from foretrace.errors import ForetraceError
@@ -76,7 +76,7 @@ def reference_of(op: Op, cuda_runtime: int = 0) -> list[Reference]:
     tensors = op.tensors[1:] if op.name in ADDING else op.tensors
     a, b = tensors[:2]
     batch, m, n, k = product_sizes(a, b)
-    if a.dtype.startswith("float8"):
+    if a.dtype.startswith("float8") or a.dtype == PACKED:
         return [Reference("fp8", linear(batch * m, n, k, "float8_e4m3fn"))]
     if a.dtype not in HALF_DTYPES:
         return []

@@ -31,6 +31,14 @@ def test_a_gradient_in_8_bits_costs_what_the_forward_does() -> None:
     assert (forward.coverage["model"], gradient.coverage["model"]) == (1.0, 1.0)
 
 
+@pytest.mark.parametrize("gpu", ["b200", "b300"])
+def test_pairs_of_4_bit_floats_take_as_long_as_so_many_8_bit_ones_and_are_a_guess(gpu: str) -> None:
+    eight, four = (scaled(dtype, dtype) for dtype in ("float8_e4m3fn", "float4_e2m1fn_x2"))
+    known, guess = (ft.predict(Graph(ops=OpTable.of([op])), on=gpu) for op in (eight, four))
+    assert guess.device_active_ms == pytest.approx(known.device_active_ms, rel=0.01)
+    assert guess.coverage["fallback"] == 1.0 and guess.high_ms > 1.5 * known.high_ms
+
+
 def experts(rows: int, groups: int, inner: int, width: int) -> Op:
     """One GEMM per expert over the rows routed to it."""
     x, weights = Tensor((rows, inner), "bfloat16", "cuda:0"), Tensor((groups, inner, width), "bfloat16", "cuda:0")

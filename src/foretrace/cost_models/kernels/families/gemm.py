@@ -19,8 +19,10 @@ GROUPED = "aten::_grouped_mm"
 PLAIN = ("aten::mm", "aten::bmm", "aten::_scaled_mm", "aten::_int_mm", GROUPED, "aten::mv")
 ADDING = ("aten::addmm", "aten::baddbmm", "aten::addmv", "aten::_addmm_activation", "aten::addbmm")
 RATES = ("bfloat16", "float16", "float32", "tf32", "float64", "float8_e4m3fn", "int8")
-EQUAL_RATE = {"float8_e5m2": "float8_e4m3fn"}
-"""Gradients in 8 bits, taken as the other 8-bit float: 549 such GEMMs on the H200 were predicted within 3.5 %."""
+PACKED = "float4_e2m1fn_x2"
+EQUAL_RATE = {"float8_e5m2": "float8_e4m3fn", PACKED: "float8_e4m3fn"}
+"""Gradients in 8 bits, taken as the other 8-bit float: 549 such GEMMs on the H200 were predicted within 3.5 %. And pairs
+of 4-bit floats, taken as 8-bit ones: Tensor Cores that know them multiply twice as many in a clock."""
 TILES = ((64, 64), (128, 64), (64, 128), (128, 128), (256, 128), (128, 256), (32, 32), (192, 128))
 MAKERS = ("nvjet", "xmma", "cutlass_75")
 """Kinds of kernels, by a part of their names."""
@@ -88,6 +90,10 @@ class Gemm(Family):
         used = groups * -math.expm1(-rows / groups) if len(b.shape) == 3 else groups
         elements = m * k + used * k * n + m * n if len(b.shape) == 3 else m * k + k * n + used * m * n
         return Work(2 * m * n * k, a.itemsize * elements, EQUAL_RATE.get(a.dtype, a.dtype))
+
+    def is_guess(self, op: Op) -> bool:
+        """GEMMs of 4-bit floats were never measured."""
+        return any(tensor.dtype == PACKED for tensor in op.tensors[:2])
 
     def kernel_traits(self, kernels: Sequence[str]) -> tuple[float, ...]:
         """Tile, split-K, number of kernels, and maker.
