@@ -21,8 +21,8 @@ ADDING = ("aten::addmm", "aten::baddbmm", "aten::addmv", "aten::_addmm_activatio
 RATES = ("bfloat16", "float16", "float32", "tf32", "float64", "float8_e4m3fn", "int8")
 PACKED = "float4_e2m1fn_x2"
 EQUAL_RATE = {"float8_e5m2": "float8_e4m3fn", PACKED: "float8_e4m3fn"}
-"""Gradients in 8 bits, taken as the other 8-bit float: 549 such GEMMs on the H200 were predicted within 3.5 %. And pairs
-of 4-bit floats, taken as 8-bit ones: Tensor Cores that know them multiply twice as many in a clock."""
+"""Gradients in 8 bits, taken as the other 8-bit float: 549 such GEMMs on the H200 were predicted within 3.5 %. And
+pairs of 4-bit floats, taken as 8-bit ones: Tensor Cores that know them multiply twice as many in a clock."""
 TILES = ((64, 64), (128, 64), (64, 128), (128, 128), (256, 128), (128, 256), (32, 32), (192, 128))
 MAKERS = ("nvjet", "xmma", "cutlass_75")
 """Kinds of kernels, by a part of their names."""
