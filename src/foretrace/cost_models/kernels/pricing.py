@@ -22,6 +22,7 @@ from foretrace.cost_models.kernels.estimators.dataset import Dataset, roofline_t
 from foretrace.cost_models.kernels.exact import TimedCall
 from foretrace.cost_models.kernels.families import Description, context_of, family_of
 from foretrace.cost_models.kernels.families.lookups import index_statistics
+from foretrace.cost_models.kernels.family import Family
 from foretrace.cost_models.kernels.model import DeviceModels, Launched, device_models
 from foretrace.cost_models.kernels.roofline import RooflineFallback, work_of
 from foretrace.errors import ForetraceError
@@ -339,9 +340,13 @@ def _by_model(method: _Method, group: _Group, device: Device, calls: Calls, mode
     us = cold + calls.warm[group.place] * (hot - cold)
     cache = RESIDENCY_ERROR * np.log(hot / cold)
     low, high = us * np.exp(-np.hypot(found.low, cache)), us * np.exp(np.hypot(found.high, cache))
-    least = np.array([_least_us(op, device) for op in group.op])[group.which]
-    impossible = us < least
-    low, high, us = low * np.maximum(1.0, least / us), high * np.maximum(1.0, least / us), np.maximum(us, least)
+    impossible: NDArray[np.bool_] = np.zeros(len(us), np.bool_)
+    if type(model.family).least_work is not Family.least_work:
+        works = (model.family.least_work(op) for op in group.op)
+        least = np.array([work.us(device) if work else 0.0 for work in works])[group.which]
+        impossible = us < least
+        slower = np.maximum(1.0, least / us)
+        low, us, high = low * slower, us * slower, high * slower
     guess, known = ~found.covered | method.guess | impossible, found.known & (not method.guess) & ~impossible
     low = np.where(guess, np.minimum(low, fallback.low * us), low)
     high = np.where(guess, np.maximum(high, fallback.high * us), high)
@@ -362,13 +367,6 @@ def _by_model(method: _Method, group: _Group, device: Device, calls: Calls, mode
         high=high[call] * share,
         source=np.where(known, MODEL, FALLBACK if method.guess else EXTRAPOLATED)[call],
     )
-
-
-def _least_us(op: Op, device: Device) -> float:
-    """Microseconds that the device needs for a call at its peaks, where its family knows better than its model does."""
-    family = family_of(op)
-    work = family.least_work(op) if family else None
-    return work.us(device) if work else 0.0
 
 
 def _in_order(parts: Sequence[KernelCosts]) -> KernelCosts:
