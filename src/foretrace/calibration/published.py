@@ -203,7 +203,8 @@ def _agreeing(rows: Sequence[PublishedTime], notes: list[str]) -> list[Published
         else:
             kept.append(same[0]._replace(us=float(np.median(times))))
     if apart:
-        one, other = apart[0][:2]
+        extremes = min(apart[0], key=lambda row: row.us), max(apart[0], key=lambda row: row.us)
+        one, other = sorted(extremes, key=apart[0].index)
         notes.append(
             f"{one.where} and {other.where} tell {one.us:.4g} and {other.us:.4g} us for one call: "
             f"{len(apart)} such calls are left out"
