@@ -6,9 +6,11 @@ device with those of other streams for most of their time (a quarter of the DLRM
 take depends on the others, and the simulation has that, not the price. By family: share of the device time, sum
 predicted over sum measured, and the mean error of calls. The mean over a trace is weighted by time. Traces of other
 GPUs stand below, with no limit: their software is years older than the H200's (an A100 in 2022 rounded float32 products
-to tf32 unasked), and nothing of the MI300X was fitted but how short its kernels get and how wide its range is. GEMMs of
-the H100 are priced by published tables of it, of older cuBLAS where the trace's is older; no constant was fitted on
-these traces, but for how long kernels take to start, which was set by hand with all of them in sight.
+to tf32 unasked, and their profiler makes short kernels longer), and nothing of the MI300X was fitted on its trace but
+how short its kernels get and how wide its range is; its attention is scaled by what others published. Copies from the
+host are those of a GPU alone on its link, which GPUs of such jobs share. GEMMs of the H100 are priced by published
+tables of it, of older cuBLAS where the trace's is older; no constant was fitted on these traces, but for how long
+kernels take to start, which was set by hand with all of them in sight; that of the V100 is fitted on another trace.
 
     python -m benchmarks.claims.accuracy.other_gpu_kernels
 """
