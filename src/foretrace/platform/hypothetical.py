@@ -270,11 +270,11 @@ def nearest_with_tables(device: Device, source: Device, besides: Collection[str]
     ``besides`` are the kinds of calls in tables of its own: others are looked for, on a chip of the same kind.
 
     Of those that multiply about as many bfloat16 numbers in a clock and SM, the most like it in size and bandwidth, if
-    it is more like it than the source.
+    it is more like it than the source; of boards of one chip, the one with tables of most kinds of calls.
 
     >>> h200 = Device.named("h200")
-    >>> [nearest_with_tables(Device.named(name), h200).name for name in ("b300", "rtx-pro-6000", "h100-pcie")]
-    ['b200', 'l40s', 'h100']
+    >>> [nearest_with_tables(Device.named(name), h200).name for name in ("b300", "gb300", "rtx-pro-6000", "h100-pcie")]
+    ['b200', 'b200', 'l40s', 'h100']
     """
     if BFLOAT16 not in device.peak_tflops:
         return None
@@ -289,6 +289,8 @@ def nearest_with_tables(device: Device, source: Device, besides: Collection[str]
         and abs(math.log(_tensor_rate(one) / _tensor_rate(device))) < SAME_TENSOR_CORES
     ]
     best = min(alike, key=lambda one: _unlikeness(one, device), default=source)
+    boards = [one for one in alike if one.name == best.name or (_same_chip(one, best) and _same_chip(one, device))]
+    best = max(boards, key=lambda one: (len(_common_kinds(one)), one.name == best.name), default=best)
     return best if _unlikeness(best, device) < _unlikeness(source, device) else None
 
 
