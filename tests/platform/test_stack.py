@@ -27,6 +27,27 @@ def test_gemms_at_half_the_rate_take_twice_as_long(on: str) -> None:
     assert half == pytest.approx(2 * plain, rel=0.1)
 
 
+def attention() -> Graph:
+    q = Tensor((1, 16, 4096, 128), "bfloat16", "cuda:0")
+    lse = Tensor((1, 16, 4096), "float32", "cuda:0")
+    args = (q, q, q, None, True, 0.0, True, False)
+    call = Op("aten::_scaled_dot_product_cudnn_attention", args, outputs=(q, lse), overload="default")
+    return Graph(OpTable.of([call]))
+
+
+@pytest.mark.parametrize("on", ["h200", "b200"])
+def test_attention_has_a_rate_of_its_own_where_its_library_differs_from_that_of_gemms(on: str) -> None:
+    def ms(graph: Graph, **fields: float) -> float:
+        return present(ft.predict(graph, on=on, stack=Stack("s", "", **fields)).device_active_ms)  # type: ignore[arg-type]
+
+    assert ms(attention(), gemm=0.5) > 1.4 * ms(attention())
+    assert ms(attention(), gemm=0.5, attention_rate=1.0) == pytest.approx(ms(attention()), rel=0.1)
+    assert ms(gemm(), gemm=0.5, attention_rate=1.0) == pytest.approx(ms(gemm(), gemm=0.5), rel=0.01)
+    assert (
+        "GEMMs at 0.50 of the modelled rate, attention at 0.80" in Stack("s", "", gemm=0.5, attention_rate=0.8).changes
+    )
+
+
 def test_a_slower_host_and_slower_links_take_longer_and_a_note_says_so() -> None:
     job = parallelize(gpt_step(), data=4)
     stacked = Stack("ours", "made up", host=0.5, links=0.5, spread=0.2)

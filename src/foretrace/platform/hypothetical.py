@@ -54,6 +54,8 @@ class CrossDeviceScaling:
     """The device that times are scaled from: the one that the kernel models were fitted on, or one with a `base`."""
     gemm: Positive = 1.0
     """Share of the reachable rate that GEMMs, convolutions and attention keep."""
+    attention_rate: Positive = 1.0
+    """Further share that attention keeps; above 1 where its library is better than that of GEMMs."""
     no_tensor_cores: Positive = 1.0
     """Further share that GEMMs without Tensor Cores (float32, float64) keep; above 1 where they reach more."""
     memory: Positive = 1.0

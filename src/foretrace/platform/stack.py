@@ -43,7 +43,10 @@ class Stack:
     name: str
     provenance: str
     gemm: Positive = 1.0
-    """Share of the rate of GEMMs, convolutions and attention: older libraries, clocks under a power limit."""
+    """Share of the rate of GEMMs, convolutions and, without ``attention_rate``, attention: older libraries, clocks
+    under a power limit."""
+    attention_rate: Positive | None = None
+    """The same of attention alone, where its library differs from that of GEMMs; else it is ``gemm``."""
     memory: Positive = 1.0
     """Share of the rate of all other kernels: fusion above 1, unfused framework code below."""
     links: Positive = 1.0
@@ -69,9 +72,9 @@ class Stack:
             raise ForetraceError(
                 f"{path}: the field 'attention' holds {stack.attention!r}", f"It should be {' or '.join(ATTENTION)}."
             )
-        limits = dict.fromkeys(FACTORS, (1 / MAX_FACTOR, MAX_FACTOR)) | {"spread": (0, MAX_SPREAD)}
-        for name, (least, most) in limits.items():
-            if not least <= getattr(stack, name) <= most:
+        shares = dict.fromkeys((*FACTORS, "attention_rate"), (1 / MAX_FACTOR, MAX_FACTOR))
+        for name, (least, most) in {**shares, "spread": (0, MAX_SPREAD)}.items():
+            if (value := getattr(stack, name)) is not None and not least <= value <= most:
                 raise ForetraceError(
                     f"{path}: the field {name!r} holds {getattr(stack, name):.4g}",
                     f"It should be a number from {least:g} to {most:g}.",
@@ -89,7 +92,11 @@ class Stack:
     def changes(self) -> str:
         """What it changes, in words."""
         shares = (
-            ("GEMMs and attention", self.gemm),
+            *(
+                [("GEMMs and attention", self.gemm)]
+                if self.attention_rate is None
+                else [("GEMMs", self.gemm), ("attention", self.attention_rate)]
+            ),
             ("other kernels", self.memory),
             ("links", self.links),
         )
@@ -105,11 +112,12 @@ class Stack:
 
         device = replace(platform.device, attention=self.attention or platform.device.attention)
         scaling = platform.cross_device
-        if scaling is None and (self.gemm, self.memory) != (1.0, 1.0):
+        gain = 1.0 if self.attention_rate is None else self.attention_rate / self.gemm
+        if scaling is None and (self.gemm, self.memory, gain) != (1.0, 1.0, 1.0):
             scaling = CrossDeviceScaling(platform.device)
             device = replace(device, matches=f"{device.matches}, scaled")
         if scaling is not None:
-            shares = {"gemm": self.gemm, "memory": self.memory, "issue": self.memory}
+            shares = {"gemm": self.gemm, "memory": self.memory, "issue": self.memory, "attention_rate": gain}
             scaling = replace(scaling, **{name: getattr(scaling, name) * share for name, share in shares.items()})
         fabric = platform.fabric and scaled_fabric(platform.fabric, self.links, self.links)
         host = scaled_host(platform.host, self.host)

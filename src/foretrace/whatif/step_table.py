@@ -6,9 +6,10 @@ import csv
 import io
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -269,19 +270,23 @@ def check_table(
 
 
 def fit_stack(
-    steps: Sequence[TableStep], name: str, provenance: str, on_row: Callable[[str], None] = lambda what: None
+    steps: Sequence[TableStep],
+    name: str,
+    provenance: str,
+    on_row: Callable[[str], None] = lambda what: None,
+    known: Mapping[str, Any] = MappingProxyType({}),
 ) -> Stack:
     """The factors that bring forecasts closest to measured steps, in logarithms, with a weak pull to one.
 
     What a step depends on is seen by changing one factor after the other; factors are few, so that few rows will do.
-    Where there are pipeline stages, whether hosts wait for what these receive is tried both ways.
+    Where there are pipeline stages, whether hosts wait for what these receive is tried both ways. ``known`` are fields
+    of the stack that are not fitted.
     """
     on_row(f"fitting on {len(steps)} rows")
     staged = any(one.kind == "recv" for step in steps for graph in step.job.graphs for one in graph.collectives)
     devices = tuple(dict.fromkeys(step.platform.device.name for step in steps))
-    starts = [
-        Stack(name, provenance, devices=devices, blocking_stages=on) for on in ((False, True) if staged else (False,))
-    ]
+    start = replace(Stack(name, provenance, devices=devices), **known)
+    starts = [replace(start, blocking_stages=on) for on in ((False, True) if staged else (False,))]
     return min((_fitted(steps, start) for start in starts), key=lambda stack: stack.spread)
 
 

@@ -36,6 +36,8 @@ L2_BYTES_PER_CLOCK = 64
 """That an SM reads from the L2 cache in a clock."""
 LINK_REACHED = 0.8
 """Share of the bandwidth of the link to the host that copies from page-locked memory reach: packets have headers."""
+ATTENTION = "attention"
+"""In the names of calls that a library of attention serves."""
 CUDA_CORE_DTYPES = ("float32", "float64")
 """Dtypes that Tensor Cores do not multiply, or are not given."""
 TENSOR_CORE_OPS = frozenset(op for name in TENSOR_CORE_FAMILIES for op in FAMILIES[name].ops)
@@ -111,6 +113,8 @@ class ScaledCalls:
 
     def scale(self, costs: KernelCosts, start_us: float, device: Device, scaling: CrossDeviceScaling) -> KernelCosts:
         """Kernel times scaled to another device, with wider ranges; by published ratios where there are some."""
+        if scaling.attention_rate != 1.0:
+            return self._with_own_attention(costs, start_us, device, scaling)
         measured = costs
         if scaling.base:
             costs = self.scale(costs, start_us, scaling.source, scaling.base)
@@ -121,6 +125,17 @@ class ScaledCalls:
         wider = np.exp(SIGMAS_TO_P90 * scaling_spread(factor, scaling))
         scaled = replace(costs, low=low / wider, typical=typical, high=high * wider)
         return self._by_ratios(scaled, measured, device, scaling) if scaling.ratios else scaled
+
+    def _with_own_attention(
+        self, costs: KernelCosts, start_us: float, device: Device, scaling: CrossDeviceScaling
+    ) -> KernelCosts:
+        """The same where attention keeps another share of the rate than GEMMs."""
+        others = replace(scaling, attention_rate=1.0)
+        own = replace(others, gemm=scaling.gemm * scaling.attention_rate)
+        one, other = (self.scale(costs, start_us, device, each) for each in (own, others))
+        attends = np.array([ATTENTION in op.name for op in self.ops], np.bool_)[costs.op]
+        us = {name: np.where(attends, getattr(one, name), getattr(other, name)) for name in ("low", "typical", "high")}
+        return replace(other, **us)
 
     def _by_ratios(
         self, scaled: KernelCosts, costs: KernelCosts, device: Device, scaling: CrossDeviceScaling
