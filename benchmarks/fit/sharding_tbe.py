@@ -5,7 +5,7 @@ rows in a cache that holds all of them, show how far off that is. The other rows
 memory: they tell the rate of its link.
 
     python -m benchmarks.fit.sharding_tbe [shared/public/sharding]          (writes
-    src/foretrace/sharding/data/tbe.json)
+    src/foretrace/cost_models/kernels/batched_lookups.json)
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.lib.sharding_tasks import PUBLIC
-from foretrace.sharding.linear_models import TBE_FILE, tbe_bytes
+from foretrace.cost_models.kernels.batched_lookups import TBE_FILE
+from foretrace.sharding.linear_models import tbe_bytes
 from foretrace.sharding.shards import HISTOGRAM_BINS, Shard, Shards
 from foretrace.sharding.tables import Table
 

@@ -163,6 +163,20 @@ class Indices:
         """
         return self.count / self.bags if self.bags else 0.0
 
+    @classmethod
+    def summed(cls, found: Sequence[Indices]) -> Indices:
+        """Statistics of several tables taken as one.
+
+        >>> Indices.summed([Indices(0, rows=4, count=2, unique=2, bags=2, reuse=(2,))] * 2).count
+        4
+        """
+        longest = max(len(each.reuse) for each in found)
+        reuse = tuple(sum(each.reuse[k] for each in found if k < len(each.reuse)) for k in range(longest))
+        rows, count, unique, bags = (
+            sum(getattr(each, name) for each in found) for name in ("rows", "count", "unique", "bags")
+        )
+        return cls(found[0].op, rows, count, unique, bags, reuse)
+
 
 @dataclass(frozen=True, slots=True)
 class Content:

@@ -29,6 +29,8 @@ LINEAR = ("aten::mm", "aten::addmm")
 """What linear layers call."""
 EMBEDDING_BAGS = ("aten::_embedding_bag", "aten::_embedding_bag_forward_only")
 LOOKUPS = (*EMBEDDING_BAGS, "aten::embedding")
+FBGEMM = "fbgemm::"
+"""How the names of FBGEMM's operators begin."""
 ATTENTION_PREFIX = "aten::_scaled_dot_product_"
 """How the names of fused attention begin, forward and backward."""
 

@@ -13,19 +13,18 @@ it looks up, the distinct ones among them, and the embeddings that it returns. S
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from foretrace.cost_models.kernels.batched_lookups import TbeModel
 from foretrace.graph.tables import Floats
 from foretrace.platform.device import Device
 from foretrace.platform.typed_json import Positive, read_as
 from foretrace.sharding.shards import DTYPES, EMBEDDING_BYTES, ID_BYTES, OPTIMIZERS, LookupTimes, Shards
 
 DATA = Path(__file__).parent / "data"
-TBE_FILE = DATA / "tbe.json"
 WIDE_ELEMENTS = 2**31
 """Elements of a tensor above which PyTorch updates rows with 64-bit index arithmetic, which is slower."""
 TERMS = ("call", "pooled", "bags", "looked_up", "ids", "distinct", "wide_looked_up", "wide_ids", "wide_distinct")
@@ -80,24 +79,6 @@ def terms(calls: Shards) -> Floats:
     moved = np.stack([calls.ids * row, calls.ids, calls.unique * row], axis=1)
     apart = [np.where(which[:, None], moved, 0.0) for which in (~wide, wide)]
     return np.column_stack([np.ones(len(calls)), pooled, calls.bags, *apart])
-
-
-@dataclass(frozen=True)
-class TbeModel:
-    """Shares of the memory bandwidth that FBGEMM's kernels reach."""
-
-    looked_up_share: Positive
-    gradient_share: Positive
-    updated_share: Positive
-    spread: Positive
-    """Relative error that times on other GPUs may have."""
-    provenance: str
-
-    @classmethod
-    @cache
-    def shipped(cls) -> TbeModel:
-        """The model that comes with Foretrace."""
-        return read_as(cls, TBE_FILE)
 
 
 def price_tbe(shards: Shards, device: Device) -> LookupTimes:

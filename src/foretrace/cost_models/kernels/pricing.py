@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from foretrace.cost_models.kernels.batched_lookups import TbeModel, batched_lookup_us, is_batched_lookup
 from foretrace.cost_models.kernels.decomposition import parts_of
 from foretrace.cost_models.kernels.estimators.dataset import Dataset, roofline_terms
 from foretrace.cost_models.kernels.exact import TimedCall
@@ -218,6 +219,8 @@ class _Method(NamedTuple):
     """Whether the call is one kernel of its own name, not those that the model has seen."""
     prior: bool = False
     """Whether it is the prior's, since none of its family was measured here."""
+    batched: bool = False
+    """Whether it is a table-batched lookup, priced by published measurements of such ones."""
 
 
 @dataclass(eq=False)
@@ -280,6 +283,8 @@ def price_calls(
         if method.prior and models.prior:
             costs = models.prior.price(group.repeated(calls.tf32, calls.warm), device)
             parts.append(replace(costs, op=np.array(group.place)[costs.op]))
+        elif method.batched:
+            parts.append(_by_published_times(group, models.fallback))
         elif not method.model:
             parts.append(_by_roofline(group, device, models.fallback))
         else:
@@ -291,6 +296,8 @@ def _described(
     op: Op, indices: Indices | None, tf32: Tf32, device: Device, models: DeviceModels, pinned: bool
 ) -> tuple[_Method, Description]:
     """How a call is priced, and its features and roofline."""
+    if is_batched_lookup(op.name) and (us := batched_lookup_us(op, indices, device)) is not None:
+        return _Method(batched=True), Description((us,), work_of(op))
     family = family_of(op)
     if family is None:
         return _Method(prior=models.prior is not None), Description((), work_of(op))
@@ -321,6 +328,13 @@ def _by_roofline(calls: _Group, device: Device, fallback: RooflineFallback) -> K
     names = [calls.op[which].name for which in calls.which]
     source = np.full(len(us), FALLBACK)
     return KernelCosts(np.array(calls.place), names, us * fallback.low, us, us * fallback.high, source)
+
+
+def _by_published_times(calls: _Group, fallback: RooflineFallback) -> KernelCosts:
+    """One kernel per table-batched lookup: published measurements are of few sizes."""
+    us = np.array([described.features[0] for described in calls.described])[calls.which] + fallback.start_us
+    spread, names = 1 + TbeModel.shipped().spread, [calls.op[which].name for which in calls.which]
+    return KernelCosts(np.array(calls.place), names, us / spread, us, us * spread, np.full(len(us), EXTRAPOLATED))
 
 
 def _by_model(method: _Method, group: _Group, device: Device, calls: Calls, models: DeviceModels) -> KernelCosts:

@@ -66,19 +66,9 @@ def _with_large_table(graph: Graph, tables: Sequence[int]) -> Graph:
     first = str([op.tensors[0].id for op in lookups].index(tables[0]))
     graph = table_ids(table_rows(graph, rows, first), ids, first)
     if all(table in known for table in tables):
-        total = _summed([known[table] for table in tables])
+        total = Indices.summed([known[table] for table in tables])
         graph.indices = [total if found.op == total.op else found for found in graph.indices]
     return graph
-
-
-def _summed(found: Sequence[Indices]) -> Indices:
-    """Index statistics of tables that become one."""
-    longest = max(len(each.reuse) for each in found)
-    reuse = tuple(sum(each.reuse[k] for each in found if k < len(each.reuse)) for k in range(longest))
-    rows, count, unique, bags = (
-        sum(getattr(each, name) for each in found) for name in ("rows", "count", "unique", "bags")
-    )
-    return Indices(found[0].op, rows, count, unique, bags, reuse)
 
 
 class _FusedStep:

@@ -7,6 +7,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from foretrace.cost_models.kernels.batched_lookups import batched_sizes, is_batched_lookup
 from foretrace.cost_models.kernels.family import CallContext, Description, Family
 from foretrace.cost_models.kernels.features import (
     RESIDENT,
@@ -233,7 +234,9 @@ def index_statistics(ops: Sequence[Op], known: Sequence[Indices]) -> dict[int, I
 
     Ids without recorded statistics are taken to be uniform.
     """
-    given = {indices.op: indices for indices in known}
+    given: dict[int, Indices] = {}
+    for indices in known:  # a call for many tables has statistics of each
+        given[indices.op] = Indices.summed([given[indices.op], indices]) if indices.op in given else indices
     result: dict[int, Indices] = {}
     by_ids: dict[Hashable, Indices] = {}
     by_table: dict[Hashable, Indices] = {}
@@ -247,6 +250,9 @@ def index_statistics(ops: Sequence[Op], known: Sequence[Indices]) -> dict[int, I
             found = found or by_ids.get(_identity(op.tensors[1]))
         elif op.name in UPDATES and op.tensors:
             found = found or by_table.get(_identity(op.tensors[0]))
+        elif is_batched_lookup(op.name) and (sizes := batched_sizes(op)):
+            found = found or by_ids.get(_identity(sizes.ids)) or uniform_indices(sizes.rows, sizes.ids.numel)
+            by_ids[_identity(sizes.ids)] = found
         if found is not None:
             result[place] = found
     return result
