@@ -43,9 +43,8 @@ LIBRARIES = {
 """Packages that each script needs; the first is the one that it is about."""
 RANKS = ("torchrec_parallel", "deepspeed_zero", "torchtitan_llama")
 """Scripts of a rank, which find a process group in their sketch."""
-REFUSED = {"torchrec_parallel": "must be a GPU", "sentence_transformers_fit": "Unrecognized model"}
-"""Scripts that can't be sketched, with part of the reason: FBGEMM's lookups ask for the device in C++; what a fake
-model saves in the script is not found again."""
+REFUSED = {"sentence_transformers_fit": "Unrecognized model"}
+"""Scripts that can't be sketched, with part of the reason: what a fake model saves in the script is not found again."""
 SKETCHED_ONLY = ("torchtitan_llama",)
 """Scripts that no CPU runs: FlexAttention has no backward there."""
 LIMIT_S = 1200

@@ -28,6 +28,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from foretrace.record.sketch.autocast import CudaAutocast, counting_regions
 from foretrace.record.sketch.cuda_api import gpu_is_visible, pretended_api
 from foretrace.record.sketch.cuda_ops import ON_CUDA, ORDER_ON_HOPPER, OTHER_RESULTS, OWN_RESULTS
+from foretrace.record.sketch.fbgemm import looked_up, lookup_of, result_on_gpu
 from foretrace.record.sketch.view_replays import changed_view
 from foretrace.record.watch.tensors import DeviceName, TensorRegistry
 from foretrace.record.watch.watch import desugars
@@ -332,7 +333,10 @@ class Follower(TorchDispatchMode):
         label = self._labels.expected(tree_leaves((args, kwargs)))
         with self._labels.true_devices():
             on_cuda = label == CUDA
-            result = OWN_RESULTS[func](*args, **kwargs) if on_cuda and func in OWN_RESULTS else func(*args, **kwargs)
+            result = result_on_gpu(func, args, kwargs) if on_cuda and func.namespace == "fbgemm" else None
+            if result is None:
+                own = OWN_RESULTS[func] if on_cuda and func in OWN_RESULTS else func
+                result = own(*args, **kwargs)
             if on_cuda and func in OTHER_RESULTS:
                 result = OTHER_RESULTS[func](args, result)
         for made in tree_leaves(result):
@@ -354,6 +358,13 @@ class FunctionsOnCuda(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         if func in QUESTIONS:
             return QUESTIONS[func](self._labels.of(args[0]))
+        if isinstance(func, torch._ops.OpOverloadPacket):  # what libraries call
+            lookup = lookup_of(func, args, kwargs or {})
+            return (
+                looked_up(lookup)
+                if lookup and self._labels.of(lookup.weights) == CUDA
+                else func(*args, **(kwargs or {}))
+            )
         if getattr(func, "__name__", "") == "__get__" or isinstance(
             func, torch._ops.OpOverload
         ):  # what PyTorch itself calls

@@ -18,6 +18,7 @@ from unittest.mock import patch
 
 import torch
 from torch import _meta_registrations
+from torch._subclasses.fake_tensor import FakeTensor
 
 from foretrace.graph import ForetraceError
 from foretrace.record.sketch.cuda_ops import attention
@@ -173,7 +174,21 @@ def _pipelining(module: ModuleType, stack: ExitStack) -> None:
     stack.enter_context(patch.object(module.PipelineStage, "_prepare_forward_infra", prepared))
 
 
+def _table_slices(module: ModuleType, stack: ExitStack) -> None:
+    """A table among others in one tensor: a fake tensor stays one, and is part of the same storage."""
+    kind = module.TableBatchedEmbeddingSlice
+    make = kind.__new__
+
+    def made(cls: Any, data: Any, start_offset: int, end_offset: int, num_embeddings: int, embedding_dim: int) -> Any:
+        if not isinstance(data, FakeTensor):
+            return make(cls, data, start_offset, end_offset, num_embeddings, embedding_dim)
+        return data[start_offset:end_offset].view(num_embeddings, embedding_dim)
+
+    stack.enter_context(patch.object(kind, "__new__", made))
+
+
 CHANGES: dict[str, Change] = {
+    "torchrec.distributed.composable.table_batched_embedding_slice": _table_slices,
     "transformers.utils.import_utils": _transformers,
     "triton.runtime.jit": _triton,
     "torch.distributed.pipelining.stage": _pipelining,

@@ -41,15 +41,19 @@ from foretrace.record.sketch.compiled.regions import (
 )
 from foretrace.record.sketch.cuda import PretendedGpu, pretended_cuda
 from foretrace.record.sketch.fake_step import FakeStepMode, FakeStepWatch, ModuleMover, quiet, readable
+from foretrace.record.sketch.fbgemm import CALLS as TABLE_CALLS
 from foretrace.record.sketch.lazy_modules import lazy_modules
 from foretrace.record.sketch.libraries import LeftOut, eager_code_on_cuda, libraries_on_fake_tensors
 from foretrace.record.sketch.packed_sequences import packed_sequences
-from foretrace.record.sketch.training import TrainingCheck, before
+from foretrace.record.sketch.training import TrainingCheck, before, held_weights
 from foretrace.record.watch.step_boundaries import listen
 
 if TYPE_CHECKING:
     from foretrace.record.sketch.process_group import PretendCollectives
 
+OWN_TABLES = (
+    "each rank looks up its own part of the tables: that of rank {} stands for the others', which may be larger"
+)
 NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
 """Errors of PyTorch where a call can't be traced without values."""
 
@@ -153,6 +157,8 @@ class Pretence(NamedTuple):
         graph.notes += [*self.fake_step.assumptions.notes(), *self.training.notes(graph, step)]
         graph.world, graph.rank = self.world, self.rank
         graph.notes += self.compiled.notes + self.left_out.notes
+        if self.world > 1 and any(TABLE_CALLS.match(op.name) for op in graph.ops):
+            graph.notes.append(OWN_TABLES.format(self.rank))
         if self.compiled.wants_programs:
             with self.compiled.on_gpu():
                 graph.programs = programs_of(watch.programs.lines(), "the sketch")
@@ -334,13 +340,14 @@ def _restoring_models() -> Iterator[None]:
     try:
         with (
             before(optimizer.Optimizer, "zero_grad", save_all),
-            before(torch.nn.Module, "zero_grad", lambda module: save_gradients(module.parameters())),
+            before(torch.nn.Module, "zero_grad", lambda module: save_gradients(held_weights(module))),
         ):
             yield
     finally:
         silence()
         for weight, gradient in gradients.values():
-            weight.grad = gradient
+            if weight.grad is not gradient:  # sharded tensors have none, and can't be given one
+                weight.grad = gradient
         for chosen, saved in states.values():
             chosen.state.clear()
             chosen.state.update(saved)

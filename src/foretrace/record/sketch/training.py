@@ -104,12 +104,22 @@ class TrainingCheck:
                 yield f"weights on different devices: {type(model).__name__} is on {most}, {few}{at}"
 
     def _weights(self) -> Iterator[Any]:
-        return (weight for model, _ in self._models.values() for weight in model.parameters())
+        return (weight for model, _ in self._models.values() for weight in held_weights(model))
 
     def _storage(self, weight: Any) -> int | None:
         """The address of a weight's storage; None where a subclass of tensors hides it."""
         fake = self._fake_step.copied(_local(weight))
         return fake.untyped_storage()._cdata if type(fake).__module__.startswith("torch._subclasses") else None
+
+
+def held_weights(model: torch.nn.Module) -> Iterator[Any]:
+    """Weights as modules hold them: ``parameters()`` may be overridden, and make calls that belong to no step."""
+    seen: set[int] = set()
+    for module in model.modules():
+        for weight in module._parameters.values():
+            if weight is not None and id(weight) not in seen:
+                seen.add(id(weight))
+                yield weight
 
 
 def _local(weight: Any) -> Any:

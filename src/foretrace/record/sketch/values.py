@@ -53,7 +53,8 @@ SHAPED_LIKE = (*(getattr(aten, name).default for name in (
     "ones_like", "zeros_like", "full_like", "new_ones", "new_zeros", "new_full")),
     *(getattr(aten.randint_like, overload) for overload in aten.randint_like.overloads()))  # fmt: skip
 """Calls that take the shape or dtype of a tensor, and not its values."""
-MOVES_BETWEEN_RANKS = {"broadcast_": (0, 0), "allgather_": (0, 1), "_allgather_base_": (0, 1), "allreduce_": (0, 0)}
+MOVES_BETWEEN_RANKS = {"broadcast_": (0, 0), "allgather_": (0, 1), "_allgather_base_": (0, 1), "allreduce_": (0, 0),
+                       "alltoall_base_": (0, 1)}  # fmt: skip
 """Collectives whose results follow from what ranks send, with the places of results and of what this rank sends."""
 UNKNOWN = object()
 UNSCALES = aten._amp_foreach_non_finite_check_and_unscale_.default
@@ -160,10 +161,14 @@ class Values:
     @one_thread()
     def compute(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """What a call gives, from the values of its arguments; `UNKNOWN` where one has none, or it fails."""
-        known = func in SHAPED_LIKE or not any(map(self._lacks, _fakes((*args, *kwargs.values()))))
-        if not traits(func).computable or not known:
+        beside = func.namespace == "fbgemm"  # numbers that belong to ids are moved with them, and decide nothing
+
+        def values(fake: Any) -> torch.Tensor | None:
+            return _same_shape(fake) if func in SHAPED_LIKE or (beside and fake.is_floating_point()) else self.of(fake)
+
+        given = [values(fake) for fake in _fakes((*args, *kwargs.values()))]
+        if not traits(func).computable or any(each is None for each in given):
             return UNKNOWN
-        values = _same_shape if func in SHAPED_LIKE else self.of
         args, kwargs = tree_map_only(FakeTensor, values, (args, {**kwargs}))
         if "device" in kwargs:
             kwargs["device"] = torch.device("cpu")
@@ -188,8 +193,8 @@ class Values:
         values = self.compute(func, args, kwargs)
         if values is UNKNOWN:
             return False
-        for fake, real in zip(made, _leaves(values)):
-            if not _is_among(fake, given):
+        for fake, real in zip(made, (value for value in _leaves(values) if isinstance(value, torch.Tensor))):
+            if not _is_among(fake, given) and not (func.namespace == "fbgemm" and fake.is_floating_point()):
                 self.hold(fake, real, assumed)
         for fake in written if assumed else ():
             key = fake.untyped_storage()._cdata
@@ -211,6 +216,8 @@ class Values:
             return False
         received, (sent, *_) = (list(_fakes((args[place],))) for place in places)
         known, assumed = self.of(sent), self.assumed(sent) | {ALIKE}
+        if known is not None and func.__name__.startswith("alltoall_base_"):
+            known = _own_part(known, args[2], args[4])
         nbytes = sum(fake.numel() * fake.element_size() for fake in received)
         whole = all(map(_fills_its_storage, received)) or nbytes == received[0].untyped_storage().nbytes()
         if known is None or not whole or not all(map(_is_small, received)):
@@ -223,7 +230,8 @@ class Values:
                     self.hold(fake, torch.zeros((), dtype=fake.dtype), assumed)
                 view = self.of(fake)
                 assert view is not None
-                view.copy_(known.repeat(fake.numel() // known.numel()).view(fake.shape))
+                times = -(-fake.numel() // max(1, known.numel())) if known.numel() else 0
+                view.copy_(known.flatten().repeat(times)[: fake.numel()].view(fake.shape) if times else 0)
                 key = fake.untyped_storage()._cdata
                 self._held[key] = self._held[key]._replace(assumed=assumed)
         return True
@@ -313,6 +321,15 @@ class Values:
         return held
 
 
+def _own_part(sent: torch.Tensor, group: Any, sizes: list[int]) -> torch.Tensor:
+    """What this rank sends itself in an all_to_all: the others send it as much."""
+    held = torch.distributed.ProcessGroup.unbox(group)
+    rank, world = held.rank(), held.size()
+    with no_dispatch(), torch._C.DisableTorchFunction():
+        parts = sent.split(list(sizes)) if sizes else sent.chunk(world)
+        return parts[rank] if rank < len(parts) else sent[:0]
+
+
 def _same_shape(fake: Any) -> torch.Tensor:
     """A real tensor of the same shape and dtype, in which every element is the same one."""
     with no_dispatch(), torch._C.DisableTorchFunction():
@@ -388,7 +405,8 @@ def traits(func: Any) -> Traits:
     draws = name in DRAWS and "p" not in {argument.name for argument in func._schema.arguments}
     random = "empty" in name or (torch.Tag.nondeterministic_seeded in func.tags and not draws)
     geometry = torch.Tag.inplace_view in func.tags and "resize" not in name
-    return Traits(written, space in ("aten", "prims") and not random, geometry or space == "prim", draws)
+    computes = space in ("aten", "prims") or (space == "fbgemm" and "_codegen_" not in name)
+    return Traits(written, computes and not random, geometry or space == "prim", draws)
 
 
 # Results of unknown tensors that are assumed: the value, and what for.
