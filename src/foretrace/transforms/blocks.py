@@ -59,6 +59,17 @@ def repeated_blocks(ops: Iterable[Op]) -> list[str]:
     return max(repeated, key=weight, default=[])
 
 
+def numbered_blocks(ops: Sequence[Op]) -> list[str]:
+    """The repeated modules and those numbered with them whose calls differ, such as dense layers before mixtures.
+
+    >>> layer = lambda n, op: Op(op, phase="forward", module=f"net.layers.{n}")
+    >>> numbered_blocks([layer(0, "aten::mm"), layer(1, "aten::bmm"), layer(2, "aten::bmm")])
+    ['net.layers.0', 'net.layers.1', 'net.layers.2']
+    """
+    stems = {_stem(block) for block in repeated_blocks(ops)}
+    return [module for module in _numbered(ops) if _stem(module) in stems]
+
+
 def all_repeated_blocks(ops: Sequence[Op]) -> list[str]:
     """The repeated modules, and all others whose names differ from theirs only in numbers: the blocks of all stages.
 

@@ -119,3 +119,80 @@ def test_a_model_of_experts_alone_shards_them_over_the_ranks_that_hold_the_same(
     kinds = {c.kind: c.ranks for c in parallelize(step, data=4, experts=2, sharded=True).graphs[0].collectives}
     assert kinds["all_gather"] == kinds["reduce_scatter"] == (0, 2)
     assert {c.kind for c in parallelize(step, data=4, experts=4, sharded=True).graphs[0].collectives} == {"all_to_all"}
+
+
+class Dropless(nn.Module):
+    """Tokens choose two experts each; rows are sorted by expert for grouped GEMMs, and none is dropped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(WIDTH, EXPERTS, bias=False)
+        self.up = nn.Parameter(torch.randn(EXPERTS, WIDTH, 8 * WIDTH))
+        self.down = nn.Parameter(torch.randn(EXPERTS, 4 * WIDTH, WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights, chosen = self.gate(x).softmax(-1).topk(2, dim=-1)
+        order = chosen.flatten().argsort(stable=True)
+        ends = torch.bincount(chosen.flatten(), minlength=EXPERTS).cumsum(0).int()
+        gate, up = torch._grouped_mm(x[order // 2], self.up, offs=ends).chunk(2, dim=-1)
+        made = torch._grouped_mm(nn.functional.silu(gate) * up, self.down, offs=ends)
+        made = made * weights.flatten()[order].unsqueeze(-1)
+        return x + torch.zeros_like(x).index_add(0, order // 2, made)
+
+
+@pytest.fixture(scope="module")
+def dropless() -> Graph:
+    def build() -> tuple[nn.Module, torch.Tensor]:
+        return nn.Sequential(Dropless(), Dropless()).bfloat16(), torch.randn(TOKENS, WIDTH, dtype=torch.bfloat16)
+
+    return sketch(trained(build), device="cuda")
+
+
+def test_rows_of_grouped_gemms_go_to_their_experts_and_back(dropless: Graph) -> None:
+    graph = expert_parallel(dropless, 4)
+    rows = 2 * TOKENS * WIDTH * 2
+    sent = [(graph.ops[c.op].phase, c.kind, c.nbytes) for c in graph.collectives]
+    # The first mixture's input needs no gradient, so nothing is sent back of it.
+    assert sent == [("forward", "all_to_all", rows)] * 4 + [("backward", "all_to_all", rows)] * 3
+
+
+def test_a_rank_has_its_own_experts_with_as_many_rows_as_before(dropless: Graph) -> None:
+    graph = expert_parallel(dropless, 4)
+    calls = [op for op in graph.ops if op.name == "aten::_grouped_mm"]
+    for op in calls:
+        assert op.tensors[2].shape == (EXPERTS // 4,)
+        experts = [t.shape[0] for t in (*op.tensors[:2], *op.produced) if len(t.shape) == 3]
+        assert experts == [EXPERTS // 4] and any(2 * TOKENS in t.shape for t in op.tensors)
+    assert len(calls) == sum(op.name == "aten::_grouped_mm" for op in dropless.ops)
+    assert any(op.name == "aten::index_select" and op.phase == "forward" for op in graph.ops)  # sorted on arrival
+
+
+@pytest.mark.parametrize("options", [{}, {"microbatches": 2}, {"zero1": True, "mixed": True}], ids=str)
+def test_experts_that_no_other_rank_has_are_not_reduced(dropless: Graph, options: dict[str, object]) -> None:
+    graph = parallelize(dropless, data=4, experts=4, **options).graphs[0]  # type: ignore[arg-type]
+    gates = 2 * EXPERTS * WIDTH
+    reduced = [one for one in graph.collectives if one.kind in ("all_reduce", "reduce_scatter", "all_gather")]
+    assert reduced and all(tensor.numel <= gates for one in reduced for tensor in graph.ops[one.op].tensors)
+
+
+class Layers(nn.Module):
+    """A dense layer before three mixtures."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(WIDTH, WIDTH), *(Dropless() for _ in range(3))])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_stages_of_a_pipeline_count_dense_layers_beside_mixtures() -> None:
+    def build() -> tuple[nn.Module, torch.Tensor]:
+        return Layers().bfloat16(), torch.randn(TOKENS, WIDTH, dtype=torch.bfloat16)
+
+    step = sketch(trained(build), device="cuda")
+    stages = parallelize(step, data=2, experts=2, pipeline=2, microbatches=4).graphs
+    grouped = [sum(op.name == "aten::_grouped_mm" and op.phase == "forward" for op in g.ops) for g in stages]
+    assert grouped == [4 * 2, 4 * 2 * 2]

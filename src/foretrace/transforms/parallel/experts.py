@@ -1,8 +1,11 @@
 """Expert parallel: each rank holds some of the experts of every mixture, and tokens are sent to them and back.
 
-A mixture of experts is recognized by its batched GEMMs, with a weight of (experts, inputs, outputs). The tokens that
-such a GEMM reads are sent to the ranks of their experts (all_to_all), so that each rank has all ranks' tokens for its
-own experts; what leaves the mixture is sent back. Backward does the reverse.
+A mixture of experts is recognized by its batched or grouped GEMMs, with a weight of (experts, inputs, outputs). The
+tokens that such a GEMM reads are sent to the ranks of their experts (all_to_all), so that each rank has all ranks'
+tokens for its own experts; what leaves the mixture is sent back. Backward does the reverse.
+
+Of batched GEMMs each expert has as many tokens. Those of grouped ones are sorted by expert, and none is dropped: ranks
+are taken to have as many each, sort what arrives by expert, and back before it returns.
 """
 
 from __future__ import annotations
@@ -12,28 +15,28 @@ from dataclasses import replace
 
 from foretrace.graph import ForetraceError, Op, Tensor
 from foretrace.graph.op import contiguous_strides, with_tensors
-from foretrace.transforms.draft import Draft, ProcessGroup, allocation, freed_after_last_use
+from foretrace.transforms.draft import Draft, ProcessGroup, allocation, call_like, freed_after_last_use
 from foretrace.transforms.parallel.splitting import Key, key_of
 from foretrace.transforms.step import EditedCall
 from foretrace.transforms.weights import weights_of
 
 BATCHED_GEMMS = ("aten::bmm", "aten::baddbmm")
+GROUPED_GEMM = "aten::_grouped_mm"
 NO_TOKENS = 0
 """In place of the token dimension: a weight of the experts, or its gradient, has none."""
 
 
 def with_experts(draft: Draft, calls: Sequence[EditedCall], group: ProcessGroup) -> tuple[list[EditedCall], set[int]]:
-    """The calls of a step with its experts on the ranks of a group, and the storages of the experts' gradients."""
+    """The calls of a step with its experts on the ranks of a group, and the storages of the experts' weights."""
     ops = [call.op for call in calls]
-    found = weights_of(ops, draft.graph.source)
-    experts = _expert_weights(ops, set(found.weights), draft.graph.source, group.size)
-    mixture = _Mixture(draft, group, experts)
+    experts = _expert_weights(ops, set(weights_of(ops, draft.graph.source).weights), draft.graph.source, group.size)
+    dropless = any(op.name == GROUPED_GEMM for op in ops)
+    mixture = (_Dropless if dropless else _Mixture)(draft, group, experts)
     made = [one for call in calls for one in mixture.apply(call)]
     for call in made:  # what was sent lives on in what arrived
         call.op.frees = tuple(storage for storage in call.op.frees if storage not in mixture.moved)
     freed_after_last_use(made, mixture.moved)
-    gradients = {g.tensor.storage for g in found.gradients if mixture.tokens.get(key_of(g.tensor)) == NO_TOKENS}
-    return made, gradients
+    return made, set(experts)
 
 
 def expert_count(ops: Sequence[Op]) -> int:
@@ -49,14 +52,14 @@ def _expert_weights(ops: Sequence[Op], weights: set[int], source: str, ranks: in
     found = {
         t.storage: t.shape[0]
         for op in ops
-        if op.phase == "forward" and op.name in BATCHED_GEMMS
+        if op.phase == "forward" and op.name in (*BATCHED_GEMMS, GROUPED_GEMM)
         for t in op.tensors
         if t.storage in weights and len(t.shape) == 3
     }
     if not found:
         raise ForetraceError(
             f"{source or 'the graph'} has no experts",
-            "They are recognized by aten::bmm with a weight of (experts, inputs, outputs).",
+            "They are recognized by aten::bmm or aten::_grouped_mm with a weight of (experts, inputs, outputs).",
         )
     odd = next((op for op in ops for t in op.tensors if found.get(t.storage, ranks) % ranks), None)
     if odd is not None:
@@ -152,3 +155,77 @@ class _Mixture:
             given, out = tensor, self._on_rank(tensor)
         self.moved |= {given.storage, out.storage}
         return [EditedCall(allocation(out, like)), self.draft.collective("all_to_all", self.group, out, given, like)]
+
+
+ROWS = 1
+"""In place of the token dimension: rows sorted by expert, as many on each rank."""
+
+
+class _Dropless(_Mixture):
+    """Follows tokens to experts that take any number of them."""
+
+    def apply(self, call: EditedCall) -> list[EditedCall]:
+        """A call, after the all_to_all calls that it needs."""
+        op = call.op
+        at_experts = any(self._at_experts(t) for t in op.tensors)
+        if not at_experts:
+            return [call]
+        if op.name == GROUPED_GEMM:
+            sent = [t for t in op.tensors[:2] if not self._at_experts(t)]
+            before = [one for t in sent for one in self._send(t, op)]
+            for made in op.produced:
+                self.tokens[key_of(made)] = ROWS if len(made.shape) == 2 else NO_TOKENS
+            ends = op.tensors[2:3]  # where the rows of each expert end
+
+            def on_rank(tensor: Tensor) -> Tensor:
+                fewer = replace(tensor, shape=(tensor.shape[0] // self.group.size,)) if tensor in ends else tensor
+                return self._on_rank(fewer)
+
+            return [*before, replace(call, op=with_tensors(op, on_rank))]
+        if not self._stays_at_experts(op):
+            due = {key_of(t): t for t in op.tensors if self.tokens.get(key_of(t)) == ROWS}
+            before = [one for key, t in due.items() if key not in self.returned for one in self._return(t, op)]
+            return [*before, replace(call, op=with_tensors(op, lambda t: self.returned.get(key_of(t), t)))]
+        if op.phase == "optimizer":
+            self._propagate(op)
+        else:
+            at = ROWS if any(self.tokens.get(key_of(t)) == ROWS for t in op.tensors) else NO_TOKENS
+            self.tokens |= {key_of(made): at for made in op.produced if made.shape}
+        return [replace(call, op=with_tensors(op, self._on_rank))]
+
+    def _stays_at_experts(self, op: Op) -> bool:
+        """Whether a call works on rows at their experts, and on nothing else of as many rows."""
+        rows = {max(t.shape[:2]) for t in op.tensors if self.tokens.get(key_of(t)) == ROWS}
+        if op.phase == "optimizer" or not rows:
+            return True
+        written = {t.storage for t in op.produced}
+        others = (t for t in op.tensors if t.shape and not self._at_experts(t) and t.storage not in written)
+        return not any(rows & {*t.shape} for t in others) and all(rows & {*made.shape} for made in op.produced)
+
+    def _on_rank(self, tensor: Tensor) -> Tensor:
+        if tensor.storage in self.experts or self.tokens.get(key_of(tensor)) == NO_TOKENS:
+            return super()._on_rank(tensor)
+        storage, number = self.arrived.get(tensor.storage, tensor.storage), self.arrived_ids.get(tensor.id, tensor.id)
+        return replace(tensor, id=number, storage=storage)
+
+    def _send(self, tensor: Tensor, like: Op) -> list[EditedCall]:
+        """Send rows to the ranks of their experts, and sort what arrives by expert."""
+        self.tokens[key_of(tensor)] = ROWS
+        self.arrived[tensor.storage], self.arrived_ids[tensor.id] = self.draft.storage_id(), self.draft.tensor_id()
+        got = replace(self.draft.copy(tensor), stride=contiguous_strides(tensor.shape))
+        self.moved |= {tensor.storage, got.storage, self.arrived[tensor.storage]}
+        arrived = self._on_rank(tensor)
+        exchange = self.draft.collective("all_to_all", self.group, got, tensor, like)
+        return [EditedCall(allocation(got, like)), exchange, self._sorted(got, arrived, like)]
+
+    def _return(self, tensor: Tensor, like: Op) -> list[EditedCall]:
+        """Sort rows by the rank that they came from, and send them back."""
+        made, given, out = self._on_rank(tensor), self.draft.copy(tensor), self.draft.copy(tensor)
+        self.returned[key_of(tensor)] = out
+        self.moved |= {made.storage, given.storage, out.storage}
+        exchange = self.draft.collective("all_to_all", self.group, out, given, like)
+        return [self._sorted(made, given, like), EditedCall(allocation(out, like)), exchange]
+
+    def _sorted(self, given: Tensor, made: Tensor, like: Op) -> EditedCall:
+        order = self.draft.tensor((max(given.shape),), "int64", given.device)
+        return EditedCall(call_like("aten::index_select", (given, 0, order), (made,), like))

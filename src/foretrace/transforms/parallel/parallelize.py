@@ -369,8 +369,8 @@ class _ParallelJob:
         experts, others = self._separate_experts(calls)
         calls = share(calls, self._mesh.group(DATA, stage), experts)
         replicas = self._mesh.replicas(stage, self._config.experts)
-        if experts and replicas.size > 1:
-            others |= weights_of([call.op for call in calls]).storages - experts
+        if experts and (replicas.size > 1 or self._config.zero1):  # whose weights have float32 copies on one rank too
+            others |= {t.storage for call in calls if call.op.phase == "optimizer" for t in call.op.tensors} - experts
             calls = share(calls, replicas, others)
         return calls
 
@@ -378,7 +378,7 @@ class _ParallelJob:
         """Storages of weights, gradients and optimizer states: of experts, and of everything else."""
         if not self._experts:
             return set(), set()
-        is_expert = {s: s in self._experts for s in weights_of([call.op for call in calls]).storages}
+        is_expert = {s: s in self._experts for s in weights_of([call.op for call in calls]).weights}
         update = [call.op for call in calls if call.op.phase == "optimizer" and call.collective is None]
         propagate_owners(update, is_expert)
         experts = {storage for storage, of_expert in is_expert.items() if of_expert}

@@ -13,7 +13,7 @@ from typing import Any
 
 from foretrace.graph import ForetraceError, Op, Tensor
 from foretrace.graph.op import HALF_DTYPES, RESIZE, with_tensors
-from foretrace.transforms.blocks import block_index, repeated_blocks
+from foretrace.transforms.blocks import block_index, numbered_blocks
 from foretrace.transforms.draft import Draft, ProcessGroup, allocation, call_like
 from foretrace.transforms.parallel.schedules import (
     INPUTS,
@@ -128,7 +128,7 @@ class Stages:
         With ``apart`` the calls of backward that only gradients of weights depend on come after all others.
         """
         ops = [call.op for call in calls]
-        blocks = repeated_blocks(ops)
+        blocks = numbered_blocks(ops)
         _check_divisible(blocks, count, source)
         found, preexisting = weights_of(ops, source), set(preexisting_tensors(ops))
         chunk_of = _chunk_of_rows(ops, blocks, count)

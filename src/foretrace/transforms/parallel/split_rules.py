@@ -380,6 +380,39 @@ def along_one(s: Splitting, op: Op) -> None:
     elementwise(s, op)
 
 
+def routed(s: Splitting, op: Op) -> None:
+    """Calls that choose rows for experts: each part of the tokens is sorted and counted by itself.
+
+    Results that have as many rows as an argument that is split have parts of them; others, as the rows that each expert
+    has, are of as many elements on each rank.
+    """
+    split = [t for t in op.tensors if s.state(t) is not None]
+    if any(s.state(t) != 0 for t in split) or (op.name == "aten::sort" and len(first(op).shape) > 1):
+        (along_one if op.name == "aten::sort" else s.default_rule)(s, op)
+        return
+    sizes = {t.shape[0] for t in split}
+    for tensor in op.tensors:
+        if tensor.shape and tensor.shape[0] in sizes:
+            s.require(tensor, 0, op)
+    for made in op.produced:
+        s.set(made, 0 if made.shape and made.shape[0] in sizes else None, op)
+
+
+def grouped_gemm(s: Splitting, op: Op) -> None:
+    """Grouped GEMMs over rows sorted by expert: parts have some rows of each, and gradients of weights are partial."""
+    a, b = op.args[:2]
+    assert isinstance(a, Tensor) and isinstance(b, Tensor)
+    left, right = s.split_dim(a), s.split_dim(b)
+    if len(b.shape) == 2 and (left == 1 or right == 0):
+        s.require(a, 1, op)
+        s.require(b, 0, op)
+        s.set(out(op), PARTIAL, op)
+    elif right is not None or left not in (None, 0):
+        raise ConflictError(op, out(op), "only rows of grouped GEMMs are split")
+    else:
+        s.set(out(op), left, op)
+
+
 def unsplit(s: Splitting, op: Op) -> None:
     """Calls whose results are always whole: values for the host."""
     for made in op.produced:
@@ -399,7 +432,7 @@ RULES: dict[str, Rule] = _table(
     (complex_view, ("view_as_complex", "view_as_real")),
     (cut, ("split", "split_with_sizes", "slice", "unbind", "chunk")),
     (concat, ("cat", "stack")),
-    (gemm, ("mm", "addmm", "bmm", "baddbmm")),
+    (gemm, ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm")),
     (reduction, ("sum", "mean", "amax", "amin")),
     (norm, ("native_layer_norm", "native_layer_norm_backward", "_fused_rms_norm", "_fused_rms_norm_backward")),
     (vector_norm, ("linalg_vector_norm", "_foreach_norm")),
@@ -410,7 +443,9 @@ RULES: dict[str, Rule] = _table(
     (class_loss, ("nll_loss_forward", "nll_loss_backward")),
     (factory, ("empty", "zeros", "ones", "full", "randn", "rand")),
     (unsplit, ("_local_scalar_dense", "item")),
-    (along_one, ("_softmax", "_softmax_backward_data", "sort", "argsort", "cumsum", "cumprod", "logcumsumexp")),
+    (grouped_gemm, ("_grouped_mm",)),
+    (routed, ("sort", "bincount", "index", "index_add", "index_select", "_index_put_impl_", "index_put_")),
+    (along_one, ("_softmax", "_softmax_backward_data", "argsort", "cumsum", "cumprod", "logcumsumexp")),
     (attention, [f"_scaled_dot_product_{kind}{suffix}" for kind in ATTENTION for suffix in ("", "_backward")]),
 )
 VIEWS = frozenset(
