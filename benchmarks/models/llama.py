@@ -11,6 +11,7 @@ import argparse
 from dataclasses import replace
 
 import torch
+from float8 import linears
 from llama_shapes import SHAPES, Shape
 from torch import Tensor, nn
 from torch.nn import functional
@@ -45,36 +46,41 @@ def rotated(x: Tensor, angles: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, float8: bool) -> None:
         super().__init__()
+        self.float8 = float8
         self.width = shape.dim // shape.heads
         self.q, self.out = (nn.Linear(shape.dim, shape.dim, bias=False) for _ in range(2))
         self.k, self.v = (nn.Linear(shape.dim, shape.key_heads * self.width, bias=False) for _ in range(2))
 
     def forward(self, x: Tensor, angles: Tensor) -> Tensor:
-        q, k, v = (layer(x).unflatten(-1, (-1, self.width)) for layer in (self.q, self.k, self.v))
+        made = linears(x, (self.q, self.k, self.v), self.float8)
+        q, k, v = (each.unflatten(-1, (-1, self.width)) for each in made)
         q, k = rotated(q, angles), rotated(k, angles)
         times = q.shape[2] // k.shape[2]
         heads = (part.transpose(1, 2) for part in (q, repeated(k, times), repeated(v, times)))
         seen = functional.scaled_dot_product_attention(*heads, is_causal=True)
-        return self.out(seen.transpose(1, 2).flatten(-2))
+        return linears(seen.transpose(1, 2).flatten(-2), (self.out,), self.float8)[0]
 
 
 class Block(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, float8: bool) -> None:
         super().__init__()
-        self.attention, self.before_attention = Attention(shape), RMSNorm(shape.dim)
+        self.float8 = float8
+        self.attention, self.before_attention = Attention(shape, float8), RMSNorm(shape.dim)
         self.before_mlp = RMSNorm(shape.dim)
         self.gate, self.up = (nn.Linear(shape.dim, shape.hidden, bias=False) for _ in range(2))
         self.down = nn.Linear(shape.hidden, shape.dim, bias=False)
 
     def forward(self, x: Tensor, angles: Tensor) -> Tensor:
         x = x + self.attention(self.before_attention(x), angles)
-        given = self.before_mlp(x)
-        return x + self.down(functional.silu(self.gate(given)) * self.up(given))
+        gate, up = linears(self.before_mlp(x), (self.gate, self.up), self.float8)
+        return x + linears(functional.silu(gate) * up, (self.down,), self.float8)[0]
 
 
-KEPT = (torch.ops.aten._scaled_dot_product_cudnn_attention.default,)
+KEPT = (torch.ops.aten._scaled_dot_product_cudnn_attention.default, torch.ops.aten.linalg_vector_norm.default)
+"""Attention, and the largest elements that scale tensors in float8."""
+GEMMS = (torch.ops.aten.mm.default, torch.ops.aten._scaled_mm.default)
 
 
 def half_of_the_gemms() -> object:
@@ -82,9 +88,9 @@ def half_of_the_gemms() -> object:
     seen = {True: 0, False: 0}
 
     def policy(context: SelectiveCheckpointContext, op: object, *_: object, **__: object) -> CheckpointPolicy:
-        if op == torch.ops.aten.mm.default:
+        if op in GEMMS:
             seen[context.is_recompute] += 1
-        kept = op in KEPT or (op == torch.ops.aten.mm.default and seen[context.is_recompute] % 2)
+        kept = op in KEPT or (op in GEMMS and seen[context.is_recompute] % 2)
         return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(policy)
@@ -93,11 +99,11 @@ def half_of_the_gemms() -> object:
 class Llama(nn.Module):
     """``recompute`` keeps only each block's input for the backward pass, or some more (``selective``)."""
 
-    def __init__(self, shape: Shape, seq: int, recompute: str) -> None:
+    def __init__(self, shape: Shape, seq: int, recompute: str, float8: bool = False) -> None:
         super().__init__()
         self.recompute = recompute
         self.words = nn.Embedding(shape.vocabulary, shape.dim)
-        self.layers = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.layers = nn.ModuleList(Block(shape, float8) for _ in range(shape.layers))
         self.norm, self.output = RMSNorm(shape.dim), nn.Linear(shape.dim, shape.vocabulary, bias=False)
         width = shape.dim // shape.heads
         turns = torch.outer(torch.arange(seq), 500000.0 ** -(torch.arange(0, width, 2) / width)).float()
@@ -121,13 +127,14 @@ def main() -> None:
     parser.add_argument("--seq", type=int)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--recompute", choices=["full", "selective"], default="")
+    parser.add_argument("--float8", action="store_true", help="linear layers of the blocks in float8")
     args = parser.parse_args()
     shape = SHAPES[args.preset]
     shape = replace(shape, layers=args.layers or shape.layers)
     seq = args.seq or (TINY_SEQ if args.preset == "tiny" else SEQ)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with torch.device(device):
-        model = Llama(shape, seq, args.recompute)
+        model = Llama(shape, seq, args.recompute, args.float8)
         angles = model.angles
         model.bfloat16().angles = angles
         text = torch.randint(shape.vocabulary, (args.batch, seq + 1))

@@ -20,7 +20,7 @@ from foretrace.transforms.step import EditedCall
 
 SEQUENCE = -2
 """Cause of a split that is no weight's: in place of a storage."""
-NEEDS_WHOLE = ("aten::mm", "aten::addmm", "aten::embedding_dense_backward")
+NEEDS_WHOLE = ("aten::mm", "aten::addmm", "aten::_scaled_mm", "aten::embedding_dense_backward")
 """Calls that read whole sequences."""
 ACTIVATION_DIMS = 3
 """Batch, sequence, width."""

@@ -13,6 +13,8 @@ from typing import Any, TypeAlias
 from foretrace.graph import ForetraceError, Op, Tensor
 from foretrace.graph.op import RESIZE, with_tensors
 
+CASTS = ("aten::_to_copy", "aten::mul", "aten::clamp")
+"""Calls that a weight goes through on its way to another dtype."""
 PARTIAL = -1
 """In place of a dimension: every part has the whole shape, and the parts have to be summed."""
 
@@ -100,8 +102,9 @@ class Splitting:
         return self.preexisting.get(tensor.storage, self.casts.get(tensor.storage))
 
     def note_cast(self, op: Op) -> None:
-        """Register a cast of a weight: autocast reads weights through casts."""
-        if op.name == "aten::_to_copy" and (base := self.base(op.tensors[0])) is not None:
+        """Register a cast of a weight, which autocast and layers in float8 read: those scale it by a number before."""
+        given = [tensor for tensor in op.tensors if tensor.numel > 1]
+        if op.name in CASTS and len(given) == 1 and (base := self.base(given[0])) is not None:
             self.casts[op.produced[0].storage] = base
 
     def require(self, tensor: Tensor, dim: int, op: Op) -> None:

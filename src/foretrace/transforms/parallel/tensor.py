@@ -27,7 +27,7 @@ from foretrace.transforms.parallel.splitting import (
 from foretrace.transforms.step import EditedCall
 from foretrace.transforms.weights import weights_of
 
-LINEAR = {"aten::mm": 0, "aten::addmm": 1}
+LINEAR = {"aten::mm": 0, "aten::addmm": 1, "aten::_scaled_mm": 0}
 """Position of the input in a linear layer's call; its weight is the next argument."""
 ADDITIONS = ("aten::add", "aten::add_")
 SOFTMAX, STACK = "aten::_log_softmax", "aten::stack"
@@ -239,7 +239,8 @@ class _Reductions:
 
     def _reduce(self, tensor: Tensor, made: Sequence[EditedCall]) -> list[EditedCall]:
         del self.due[tensor.storage]
-        if self.sequence and self.sequence.entered is not None and not self.backward_done:
+        # What scales a tensor in float8 is read at once; gradients of norms and biases are not.
+        if tensor.shape and self.sequence and self.sequence.entered is not None and not self.backward_done:
             return self.sequence.reduce(tensor, made)
         self.splitting.set_summed(tensor.storage)
         return [self.draft.collective("all_reduce", self.group, tensor, tensor, made[-1].op)]
