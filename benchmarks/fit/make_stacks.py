@@ -74,12 +74,12 @@ def attention_rate(device: str) -> float:
             us = flops / (float(row["efficiency"]) * float(row["peak_tflops"]) * 1e6)
             measured.setdefault(row["shape"], {})[row["op"]] = us * (2.5 if row["op"] == "sdp_bwd" else 1.0)
     ratios = []
-    for shape, us in measured.items():
+    for shape, both in measured.items():
         size = dict(part.split("=", 1) for part in shape.split(", "))
         length, heads, keys, width = (int(size[name]) for name in ("seq_len", "head_num", "kv_head_num", "v_head_dim"))
         calls = attention_calls(length, heads, keys, width)
         costs = price_kernels(Graph(OpTable.of(calls)), np.arange(2, dtype=np.int32), Platform.named(device))
-        ratios.append(float(costs.typical.sum()) / sum(us.values()))
+        ratios.append(float(costs.typical.sum()) / sum(both.values()))
     return math.exp(sum(map(math.log, ratios)) / len(ratios))
 
 

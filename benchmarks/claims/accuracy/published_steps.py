@@ -2,8 +2,8 @@
 
 Rows of torchtitan's, SimuMax's and vTrain's tables that no stack was fitted on, by the plain command: `foretrace
 check-table` with the stack that ``auto`` takes. Programs are those of `benchmarks/models`. Biases of rows with 1, 2, 4
-and 8 tensor parallel ranks must be no more than 8 % apart. Steps in float8 and mixtures of experts are left out:
-`benchmarks/models` has no programs for them.
+and 8 tensor parallel ranks must be no more than 8 % apart. Left out are torchtitan's steps of 256 GPUs and more, which
+overlap tensor parallel communication asynchronously.
 
     python -m benchmarks.claims.accuracy.published_steps [torchtitan simumax …]
 """
