@@ -92,6 +92,14 @@ def test_blocks_that_can_not_be_divided_evenly_are_refused() -> None:
         parallelize(equal_blocks(3, 64, 8), pipeline=2, microbatches=2)
 
 
+def test_embedding_and_head_may_take_the_place_of_a_block_each() -> None:
+    # As Llama 3.1 405B, whose 126 blocks are in 8 or 16 stages.
+    stages, plain = (parallelize(equal_blocks(count, 64, 8), pipeline=3, microbatches=4).graphs for count in (4, 3))
+    each = [work(list(graph.ops), "aten::mm") for graph in plain]
+    assert each[1] > 0
+    assert [work(list(graph.ops), "aten::mm") for graph in stages] == [each[0], 2 * each[1], each[2]]
+
+
 @pytest.mark.parametrize("schedule, blocks", [("zb-h1", 2), ("zbv", 4)])
 @pytest.mark.parametrize("recompute", [False, True])
 def test_taken_apart_a_backward_does_what_it_did_in_one_piece(schedule: str, blocks: int, recompute: bool) -> None:
