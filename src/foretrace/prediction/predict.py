@@ -188,10 +188,10 @@ def predict_on_platform(
     if limit is None or not report.sustained_ms or report.sustained_ms <= report.period_ms:
         return report
     active_ms = min(report.device_active_ms, report.period_ms)
-    clock = active_ms / (active_ms + report.sustained_ms - report.period_ms)
-    within = _predicted(replace(platform.scaled(clock=clock), name=platform.name), *given)
+    clock = _clock_within_limit(active_ms, report.sustained_ms, report.period_ms)
+    within = _predicted(_at_clock(platform, clock), *given)
     within.keep_draw_of(report)
-    within.notes.insert(0, f"at {limit:g} W the clock falls to {clock:.0%}: the step would draw more")
+    within.notes.insert(0, _power_note(limit, clock))
     return within
 
 
@@ -323,19 +323,6 @@ class StepFigures(NamedTuple):
     energy_j: float | None
     """Of all devices, in a step of many."""
 
-    @classmethod
-    def of(cls, report: StepReport) -> StepFigures:
-        """Those of a report."""
-        return cls(
-            step_ms=report.step_ms,
-            next_ms=report.period_ms,
-            device_ms=report.kernel_ms,
-            memory_bytes=report.peak_memory_bytes,
-            reserved_bytes=report.reserved_memory_bytes,
-            fits=report.fits,
-            energy_j=report.energy_j,
-        )
-
 
 def step_figures(
     job: Job, platform: Platform, gpus_per_node: int | None = None, drop_gaps: bool = False
@@ -345,9 +332,35 @@ def step_figures(
 
     Kernel times are those of the platform's models.
     """
-    if platform.device.power_limit_w is not None:
-        report = predict_on_platform(job, platform, "model", gpus_per_node=gpus_per_node, drop_gaps=drop_gaps)
-        return StepFigures.of(report), report.notes
+    figures, sustained_ms, active_ms, notes = _figures(job, platform, gpus_per_node, drop_gaps)
+    limit = platform.device.power_limit_w
+    if limit is None or sustained_ms is None or sustained_ms <= figures.next_ms:
+        return figures, notes
+    clock = _clock_within_limit(active_ms, sustained_ms, figures.next_ms)
+    slower, *_ = _figures(job, _at_clock(platform, clock), gpus_per_node, drop_gaps, figures)
+    joules = figures.energy_j * slower.next_ms / sustained_ms if figures.energy_j else None
+    return slower._replace(energy_j=joules), [_power_note(limit, clock), *notes]
+
+
+def _clock_within_limit(active_ms: float, sustained_ms: float, period_ms: float) -> float:
+    """Share of its clock at which a device stays within its power limit while steps are repeated."""
+    return active_ms / (active_ms + sustained_ms - period_ms)
+
+
+def _at_clock(platform: Platform, clock: float) -> Platform:
+    return replace(platform.scaled(clock=clock), name=platform.name)
+
+
+def _power_note(limit: float, clock: float) -> str:
+    return f"at {limit:g} W the clock falls to {clock:.0%}: the step would draw more"
+
+
+def _figures(
+    job: Job, platform: Platform, gpus_per_node: int | None, drop_gaps: bool, known: StepFigures | None = None
+) -> tuple[StepFigures, float | None, float, list[str]]:
+    """Figures of a job at the full clock, milliseconds from step to step within the power limit and of the devices'
+    work, and notes. Memory is that of ``known`` where it is given.
+    """
     from foretrace.cost_models.kernels.cross_device import scaling_notes  # here, since most predictions need none
 
     ranks = priced_ranks(job, platform, "model", None, drop_gaps=drop_gaps)
@@ -364,22 +377,20 @@ def step_figures(
     step_ms = timeline.span / 1e3
     next_ms = back_to_back_ms(ranks, matches, transfers.typical, platform.device)
     next_ms = step_ms if next_ms is None else min(next_ms, step_ms)
-    device_ms = float(np.mean([rank.step.work.typical.sum() for rank in ranks])) / 1e3
     done = [totals(rank.dispatched.calls, rank.step, platform.device) for rank in ranks]
-    active_ms = _device_active_ms(tasks, timeline)
-    drawn = sustained_draw(PowerModel.of(platform.device), done, next_ms, min(next_ms, active_ms))
-    need = fullest_rank(job_memory([rank.uncut for rank in ranks], ranks, platform.device))
-    figures = StepFigures(
-        step_ms=step_ms,
-        next_ms=next_ms,
-        device_ms=device_ms,
-        memory_bytes=need.allocated if need else None,
-        reserved_bytes=need.reserved if need else None,
-        fits=None if need is None or need.verdict is None else need.verdict != TOO_LARGE,
-        energy_j=drawn[0] * drawn[1] / 1e3 * job.world if drawn else None,
-    )
+    active_ms = min(next_ms, _device_active_ms(tasks, timeline))
+    drawn = sustained_draw(PowerModel.of(platform.device), done, next_ms, active_ms)
+    device_ms = float(np.mean([rank.step.work.typical.sum() for rank in ranks])) / 1e3
+    joules = drawn[0] * drawn[1] / 1e3 * job.world if drawn else None
+    figures = StepFigures(step_ms, next_ms, device_ms, None, None, None, joules)
+    if known is not None:
+        figures = known._replace(step_ms=step_ms, next_ms=next_ms, device_ms=device_ms, energy_j=joules)
+    elif need := fullest_rank(job_memory([rank.uncut for rank in ranks], ranks, platform.device)):
+        fits = None if need.verdict is None else need.verdict != TOO_LARGE
+        figures = figures._replace(memory_bytes=need.allocated, reserved_bytes=need.reserved, fits=fits)
     carried = {rank.graph.rank: [note for note in rank.notes if CARRIED_NOTE in note] for rank in ranks}
-    return figures, [*scaling_notes(ranks[0].dispatched.calls, platform), *basis, *merge_rank_notes(carried)]
+    notes = [*scaling_notes(ranks[0].dispatched.calls, platform), *basis, *merge_rank_notes(carried)]
+    return figures, drawn[1] if drawn else None, active_ms, notes
 
 
 def _device_active_ms(job: JobTasks, timeline: Timeline) -> float:
