@@ -99,6 +99,29 @@ def test_torchtitan_settings_have_its_names() -> None:
     ]  # fmt: skip
 
 
+def test_accumulated_gradients_are_microbatches_of_torchtitan_and_one_backward_each() -> None:
+    every = plan("batch=16", "data=4", "microbatches=8", "sharded=on", ranks=4)
+    every.samples = 64
+    *_, backward, sharding, training = lines(every, Job([sketched(gpt)]), "train.py")
+    assert "(loss_fn(model, part) / 8).backward()  # 8 of 2" in backward and "data_parallel_shard" in sharding
+    assert training == "# torchtitan: [training] local_batch_size = 2, global_batch_size = 64"
+
+
+def test_overlapping_tensor_parallel_ranks_need_the_compiler() -> None:
+    found = torchtitan_settings(settings(["data=2", "tensor=2", "sequence=on", "sharded=on", "overlap=on"]))
+    assert found[0].endswith("tensor_parallel_degree = 2, enable_async_tensor_parallel = true")
+    assert found[1] == "[compile] enable = true"
+    (remark,) = (line for line in torchtitan_settings(settings(["tensor=2"])) if line.startswith("#"))
+    assert "sequence=on" in remark
+
+
+def test_lines_count_the_blocks_of_the_whole_model() -> None:
+    every = plan("batch=32", "pipeline=2", "microbatches=4", "chunks=5", "schedule=interleaved", ranks=16)
+    found = lines(every, Job([sketched(gpt)]), "train.py", blocks=80)
+    assert "rdzv-endpoint" in found[1] and any("80 blocks in 10 stages, 5 of them on each rank" in one for one in found)
+    assert "pipeline_parallel_layers_per_stage = 8" in "\n".join(found)
+
+
 def test_torchtitan_has_no_zero_1_and_is_not_said_to() -> None:
     first, *_, last = torchtitan_settings(settings(["data=4", "zero1=on"]))
     assert first == "[parallelism] data_parallel_replicate_degree = 4, data_parallel_shard_degree = 1"

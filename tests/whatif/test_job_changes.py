@@ -34,6 +34,14 @@ def test_as_many_data_parallel_ranks_as_there_is_room_for():
     assert told(job.graphs[0]) == told(parallelize(gpt_step(), data=4, tensor=2).graphs[0])
 
 
+def test_shards_go_together_with_tensor_parallel_reductions_that_overlap():
+    job, _ = arranged(gpt_step(), "data=2", "tensor=2", "sequence=on", "sharded=on", "overlap=on")
+    truth = parallelize(gpt_step(), data=2, tensor=2, sequence=True, sharded=True, overlap=True)
+    assert told(job.graphs[0]) == told(truth.graphs[0])
+    with pytest.raises(ForetraceError, match="not in buckets"):
+        JobChanges.of(read_changes(["data=2", "sharded=on", "overlap=on"]))
+
+
 def test_ranks_without_data_parallel_ones_share_one_batch():
     assert arranged(gpt_step(), "tensor=2")[1] == 8
     assert arranged(gpt_step(), "pipeline=2", "microbatches=4")[1] == 8

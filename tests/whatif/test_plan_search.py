@@ -12,7 +12,7 @@ import gpt
 from foretrace.graph import Job
 from foretrace.platform.registry import load_platform
 from foretrace.whatif.plan_search import MAX_SHARE, Search
-from foretrace.whatif.plan_simulator import Simulator
+from foretrace.whatif.plan_simulator import EXTRAPOLATED, Simulator, rounds
 from foretrace.whatif.plans import Choice, Factor, settings
 from foretrace.whatif.points import Point
 from foretrace.whatif.settings_model import SettingsModel
@@ -112,6 +112,32 @@ def test_few_blocks_tell_of_many() -> None:
         whole, guess = simulator.whole(plan), simulator.extrapolated(plan)
         assert guess.next_ms == pytest.approx(whole.next_ms, rel=0.02)
         assert guess.memory_bytes == pytest.approx(whole.memory_bytes, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        ("batch=32", "data=2", "microbatches=16", "sharded=on"),
+        ("batch=32", "data=2", "pipeline=2", "microbatches=16"),
+        ("batch=32", "data=2", "pipeline=2", "microbatches=16", "chunks=2", "schedule=interleaved"),
+        ("batch=32", "data=1", "pipeline=2", "microbatches=32", "chunks=2", "schedule=zbv"),
+    ],
+)
+def test_few_microbatches_tell_of_many(plan: Choice) -> None:
+    simulator = Simulator(Job([sketched(gpt, layers=4)]), "h200")
+    every, guess = simulator._simulated(plan, 0), simulator.whole(plan)
+    assert rounds(plan) is not None and guess.samples == every.samples and guess.changes == list(plan)
+    assert guess.step_ms == pytest.approx(every.step_ms, rel=0.02)
+    assert guess.next_ms == pytest.approx(every.next_ms, rel=0.02)
+    assert guess.reserved_bytes == pytest.approx(every.reserved_bytes, rel=0.05)
+
+
+def test_a_plan_that_is_too_large_stays_extrapolated_and_its_point_says_so() -> None:
+    simulator = Simulator(Job([sketched(gpt, layers=16)]), "h200")
+    small, large = ("data=4",), ("batch=64", "data=2", "pipeline=2", "microbatches=64")
+    simulator._calls *= 10
+    assert not simulator.is_too_large(small) and simulator.is_too_large(large)
+    assert [EXTRAPOLATED in point.notes for point in simulator.points([small, large], True)] == [False, True]
 
 
 def test_the_model_knows_what_it_was_given_and_doubts_what_is_far() -> None:

@@ -50,6 +50,20 @@ def test_the_samples_of_a_step_divide_into_batches() -> None:
         factors_of(Job([Graph(OpTable.of([]))]), 4, samples=6)
 
 
+def test_a_batch_may_be_accumulated_over_microbatches_like_the_given_one() -> None:
+    given = [settings(layout) for layout in factors_of(Job([sketched(gpt, batch=4)]), 2, samples=32)[0].choices]
+    alone = {(one["batch"], one.get("microbatches", "1")) for one in given if one["data"] == "2" and len(one) < 4}
+    assert alone == {("16", "1"), ("16", "2"), ("16", "4"), ("16", "8"), ("16", "16")}
+    assert {"data": "1", "pipeline": "2", "microbatches": "32", "batch": "32"} in given
+
+
+def test_tensor_parallel_ranks_may_overlap_their_reductions_and_others_have_none() -> None:
+    plans = [settings(plan) for plan in plans_of(factors_of(Job([sketched(gpt)]), 4))]
+    overlapping = [plan for plan in plans if "overlap" in plan]
+    assert any("sharded" in plan and "sequence" in plan for plan in overlapping)
+    assert all(int(plan["tensor"]) > 1 for plan in overlapping)
+
+
 def test_what_traces_the_step_anew_comes_before_what_it_would_undo() -> None:
     plans = plans_of([Factor("checkpoint", [("checkpoint=*",)]), Factor("precision", [("autocast=bf16",)])])
     assert plans == [("autocast=bf16", "checkpoint=*")]

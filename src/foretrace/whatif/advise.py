@@ -17,6 +17,7 @@ from foretrace.api import as_job, predict
 from foretrace.errors import ForetraceError, check_count, check_price
 from foretrace.graph import MAX_RANKS, Graph, Job
 from foretrace.platform.registry import load_platform
+from foretrace.transforms.blocks import all_repeated_blocks
 from foretrace.whatif.changes import EditedJob
 from foretrace.whatif.grammar import read_changes
 from foretrace.whatif.plan_lines import lines, reasons
@@ -142,9 +143,9 @@ def advise(
         plan.cost = price * plan.ranks * plan.sample_us / 3600 if price is not None and plan.samples else None
         plan.why = list(reasons(plan))
     with suppress(KeyboardInterrupt):
-        few = fewest_blocks(job)
+        few, count = fewest_blocks(job), len(all_repeated_blocks(list(job.graphs[0].ops)))
         for plan in listed:
-            plan.apply = lines(plan, few, _script(what), gpus_per_node)
+            plan.apply = lines(plan, few, _script(what), gpus_per_node, count)
         if end is None or time.monotonic() < end:
             _add_ranges(listed[:RANGED], job, where, gpus_per_node, end, on_progress)
     notes += _remarks(listed, samples)
@@ -273,13 +274,14 @@ def _none(searches: Sequence[Search], world: int, samples: int | None, fixed: Se
 def _add_ranges(
     plans: list[Plan], job: Job, where: Platform, gpus_per_node: int | None, end: float | None, on_progress: OnProgress
 ) -> None:
-    """The ranges of the first plans' steps, by a full prediction."""
-    edited = EditedJob(job)
+    """The ranges of the first plans' steps, by a full prediction; of those with too many calls, by one with fewer."""
+    simulator = Simulator(job, where.name)
     for plan in plans:
         if end is not None and time.monotonic() > end:
             return
         on_progress(Progress("predicting the best plans in full"))
         with suppress(ForetraceError):
-            made = edited.by(as_changes(plan.changes))
+            fewer, changes = simulator.smaller(tuple(plan.changes))
+            made = EditedJob(fewer).by(as_changes(changes))
             report = predict(made, where, kernels="model", gpus_per_node=gpus_per_node)
-            plan.low_ms, plan.high_ms = report.low_ms, report.high_ms
+            plan.low_ms, plan.high_ms = (plan.step_ms * ms / report.step_ms for ms in (report.low_ms, report.high_ms))

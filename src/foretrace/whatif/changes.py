@@ -132,13 +132,15 @@ class JobChanges:
         if values.get("overlap") and parallelism.get("tensor", 1) > 1:
             parallelism["overlap"] = True
         config = ParallelConfig(**parallelism)
-        if {"buckets", "overlap"} & values.keys() and config.data > 1 and config.shards:
+        grouped = "buckets" in values or ("overlap" in values and not config.overlap)
+        if grouped and config.data > 1 and config.shards:
             raise ForetraceError("weights in shards are scattered, and not in buckets", "Leave out sharded, or these.")
         if size is not None and config.data == 1:
             raise ForetraceError("one rank alone shares no gradients", "Leave out buckets.")
         if size is not None:
             parallelism["bucket_mb"] = size
-        return cls(steps, parallelism, None, None, values.get("overlap") if config.data > 1 else None)
+        reduced = config.data > 1 and not config.shards
+        return cls(steps, parallelism, None, None, values.get("overlap") if reduced else None)
 
 
 def _complete(parallelism: dict[str, Any], world: int | None) -> dict[str, Any]:

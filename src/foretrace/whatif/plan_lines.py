@@ -21,7 +21,8 @@ WHY = {
     "context": "each sequence is split between {} ranks: less memory for activations, and attention is shared",
     "context_kind": "attention by {}",
     "pipeline": "blocks in {} stages: weights and activations of a stage only, for a bubble at both ends",
-    "microbatches": "{} parts of the batch keep the stages busy",
+    "microbatches": "{} parts of the batch, one after the other: fewer activations at a time, stages kept busy",
+    "overlap": "reductions of tensor parallel layers go on beside the matrix products of weight gradients",
     "schedule": "each stage has several groups of blocks ({}): a smaller bubble, for more sends",
     "experts": "experts of a mixture on {} ranks, which send tokens to each other",
     "zero1": "optimizer states in shards: less memory, as much communication",
@@ -54,29 +55,32 @@ def reasons(plan: Plan) -> Iterator[str]:
             yield WHY[name].format(value)
 
 
-def lines(plan: Plan, job: Job, script: str, gpus_per_node: int | None = None) -> list[str]:
-    """How to make the plan so.
+def lines(plan: Plan, job: Job, script: str, gpus_per_node: int | None = None, blocks: int | None = None) -> list[str]:
+    """How to make the plan so; ``blocks`` says how many the model has, where the job has fewer.
 
     >>> from foretrace.graph import Graph, OpTable
     >>> plan = Plan(["data=16"], 16, 1.0, 1.0, None, None, None, None, True)
     >>> lines(plan, Job([Graph(OpTable.of([]))]), "train.py")[0]
     'torchrun --nnodes 2 --nproc-per-node 8 train.py'
     """
-    return list(_lines(plan, job, script, gpus_per_node or NODE))
+    return list(_lines(plan, job, script, gpus_per_node or NODE, blocks))
 
 
-def _lines(plan: Plan, job: Job, script: str, node: int) -> Iterator[str]:
+def _lines(plan: Plan, job: Job, script: str, node: int, blocks: int | None) -> Iterator[str]:
     given = settings(plan.changes)
     if plan.ranks > 1:
         nodes = -(-plan.ranks // node)
         yield f"torchrun --nnodes {nodes} --nproc-per-node {min(plan.ranks, node)} {script}"
+        if nodes > 1:
+            yield "# on each node, with --rdzv-backend c10d --rdzv-endpoint HOST:29500 before the script"
     if job.world == 1:
-        yield from _calls(given, job)
-        yield from (f"# torchtitan: {line}" for line in torchtitan_settings(given))
+        count = blocks or len(all_repeated_blocks(list(job.graphs[0].ops)))
+        yield from _calls(given, job, count)
+        yield from (f"# torchtitan: {line}" for line in torchtitan_settings(given, plan.samples, count))
 
 
-def _calls(given: Mapping[str, str], job: Job) -> Iterator[str]:
-    """Calls of PyTorch, in the order in which they have to be made."""
+def _calls(given: Mapping[str, str], job: Job, count: int) -> Iterator[str]:
+    """Calls of PyTorch, in the order in which they have to be made, for a model of so many blocks."""
     ops = list(job.graphs[0].ops)
     names = all_repeated_blocks(ops)
     blocks = f"model.{_path(names[0]).rpartition('.')[0]}" if names else "model.blocks"
@@ -95,13 +99,10 @@ def _calls(given: Mapping[str, str], job: Job) -> Iterator[str]:
         stages = "stages" if chunks > 1 else "stage"
         each = f", {chunks} of them on each rank" if chunks > 1 else ""
         yield f"schedule = {name}({stages}, n_microbatches={given['microbatches']}, loss_fn=loss_fn)" + (
-            f"  # {len(names)} blocks in {used['pipeline'] * chunks} stages{each}"
+            f"  # {count} blocks in {used['pipeline'] * chunks} stages{each}"
         )
     if "tensor" in used:
-        plan = ", ".join(f'"{name}": {how}()' for name, how in _split_layers(job, ops, names, used["tensor"]).items())
-        yield f'for block in {blocks}: parallelize_module(block, mesh["tp"], {{{plan}}})'
-        if "sequence" in given:
-            yield "# and SequenceParallel() for the norms of each block in the same plan"
+        yield from _tensor_parallel(given, _split_layers(job, ops, names, used["tensor"]), blocks)
     if "context" in used:
         yield from _context_parallel(given.get("context_kind", RING))
     if "checkpoint" in given:
@@ -113,6 +114,9 @@ def _calls(given: Mapping[str, str], job: Job) -> Iterator[str]:
     if "autocast" in given:
         yield 'with torch.autocast("cuda", torch.bfloat16): loss = ...  # the forward pass'
     yield from _optimizer(given)
+    if (parts := int(given.get("microbatches", 1))) > 1 and "pipeline" not in used:
+        size = f" of {int(given['batch']) // parts}" if "batch" in given else ""
+        yield f"for part in microbatches: (loss_fn(model, part) / {parts}).backward()  # {parts}{size}, then one step"
 
 
 def _optimizer(given: Mapping[str, str]) -> Iterator[str]:
@@ -124,6 +128,16 @@ def _optimizer(given: Mapping[str, str]) -> Iterator[str]:
         yield "# Megatron-LM: --use-distributed-optimizer --bf16 --accumulate-allreduce-grads-in-fp32;"
         yield "# PyTorch's ZeroRedundancyOptimizer has no float32 weights beside half-precision ones:"
     yield f"optimizer = {zero if 'zero1' in given else f'torch.optim.AdamW(model.parameters(){fused})'}"
+
+
+def _tensor_parallel(given: Mapping[str, str], split: Mapping[str, str], blocks: str) -> Iterator[str]:
+    plan = ", ".join(f'"{name}": {how}()' for name, how in split.items())
+    yield f'for block in {blocks}: parallelize_module(block, mesh["tp"], {{{plan}}})'
+    if "sequence" in given:
+        yield "# and SequenceParallel() for the norms of each block in the same plan"
+    if given.get("overlap") == "on":
+        yield "torch._inductor.config._micro_pipeline_tp = True  # in compiled blocks; Megatron-LM: --tp-comm-overlap"
+        yield 'symmetric_memory.enable_symm_mem_for_group(mesh["tp"].get_group().group_name)'
 
 
 def _context_parallel(kind: str) -> Iterator[str]:
@@ -193,38 +207,50 @@ def _weight_shapes(ops: Iterable[Op], names: list[str]) -> dict[str, tuple[int, 
     return found
 
 
-def torchtitan_settings(given: Mapping[str, str]) -> list[str]:
-    """The sections of a torchtitan job's TOML file that a plan changes.
+def torchtitan_settings(given: Mapping[str, str], samples: int | None = None, blocks: int | None = None) -> list[str]:
+    """The sections of a torchtitan job's TOML file that a plan changes, for so many samples in a step and blocks.
 
     >>> torchtitan_settings({"data": "32", "tensor": "8", "sharded": "on", "checkpoint": "1/2"})[0]
     '[parallelism] data_parallel_shard_degree = 32, tensor_parallel_degree = 8'
     """
-    sections: dict[str, dict[str, str]] = {"parallelism": {}, "training": {}}
-    parallelism, training = sections["parallelism"], sections["training"]
-    if "data" in given:
-        kind = "shard" if "sharded" in given else "replicate"
-        parallelism[f"data_parallel_{kind}_degree"] = given["data"]
-        if kind == "replicate":
-            parallelism["data_parallel_shard_degree"] = "1"
-    for name in ("tensor", "context", "pipeline", "expert"):
-        if (degree := given.get("experts" if name == "expert" else name, "1")) != "1":
-            parallelism[f"{name}_parallel_degree"] = degree
-    if "context" in given and given.get("context_kind", RING) == RING:
-        parallelism["context_parallel_rotate_method"] = '"alltoall"'
-    if "batch" in given:
-        training["local_batch_size"] = given["batch"]
-    if "pipeline" in given:
-        parallelism |= _pipeline_settings(given)
-    if {"autocast", "mixed"} & given.keys():
-        training["mixed_precision_param"] = '"bfloat16"'
+    sections = {"parallelism": _parallelism_settings(given, blocks), "training": _training_settings(given, samples)}
     if "checkpoint" in given:
         sections["activation_checkpoint"] = _activation_checkpoint(given["checkpoint"])
     if "optimizer" in given:
         sections["optimizer"] = {"implementation": '"fused"'}
-    if "fuse" in given:
+    if "fuse" in given or given.get("overlap") == "on":  # which is done by the compiler
         sections["compile"] = {"enable": "true"}
     lines = [f"[{name}] {', '.join(f'{k} = {v}' for k, v in each.items())}" for name, each in sections.items() if each]
     return [*lines, *_not_in_torchtitan(given)]
+
+
+def _parallelism_settings(given: Mapping[str, str], blocks: int | None) -> dict[str, str]:
+    found: dict[str, str] = {}
+    if "data" in given:
+        kind = "shard" if "sharded" in given else "replicate"
+        found[f"data_parallel_{kind}_degree"] = given["data"]
+        if kind == "replicate":
+            found["data_parallel_shard_degree"] = "1"
+    for name in ("tensor", "context", "pipeline", "expert"):
+        if (degree := given.get("experts" if name == "expert" else name, "1")) != "1":
+            found[f"{name}_parallel_degree"] = degree
+    if "context" in given and given.get("context_kind", RING) == RING:
+        found["context_parallel_rotate_method"] = '"alltoall"'
+    if given.get("overlap") == "on":
+        found["enable_async_tensor_parallel"] = "true"
+    return found | (_pipeline_settings(given, blocks) if "pipeline" in given else {})
+
+
+def _training_settings(given: Mapping[str, str], samples: int | None) -> dict[str, str]:
+    found: dict[str, str] = {}
+    parts = 1 if "pipeline" in given else int(given.get("microbatches", 1))
+    if "batch" in given:
+        found["local_batch_size"] = str(int(given["batch"]) // parts)
+    if parts > 1 and samples:  # gradients are accumulated
+        found["global_batch_size"] = str(samples)
+    if {"autocast", "mixed"} & given.keys():
+        found["mixed_precision_param"] = '"bfloat16"'
+    return found
 
 
 def _not_in_torchtitan(given: Mapping[str, str]) -> Iterator[str]:
@@ -235,18 +261,22 @@ def _not_in_torchtitan(given: Mapping[str, str]) -> Iterator[str]:
     """
     if "zero1" in given and "sharded" not in given:
         yield "# torchtitan has no ZeRO-1: without FSDP, every rank keeps all of the optimizer's states"
+    if "tensor" in given and "sequence" not in given:
+        yield "# torchtitan's tensor parallel ranks always split norms over the sequence: sequence=on"
     if given.get("context_kind") == ALL_TO_ALL:
         yield "# torchtitan has no all-to-all attention: its context parallel is ring attention"
     if "checkpoint" in given and not _activation_checkpoint(given["checkpoint"]):
         yield f"# torchtitan checkpoints all blocks or every so many: not {given['checkpoint']} of them"
 
 
-def _pipeline_settings(given: Mapping[str, str]) -> dict[str, str]:
+def _pipeline_settings(given: Mapping[str, str], blocks: int | None) -> dict[str, str]:
     schedule = SCHEDULE_NAMES.get(given.get("schedule", ""), "1F1B")
     found = {"pipeline_parallel_schedule": f'"{schedule}"'}
     if "batch" in given:
         size = max(int(given["batch"]) // int(given["microbatches"]), 1)
         found["pipeline_parallel_microbatch_size"] = str(size)
+    if blocks and int(given.get("chunks", 1)) > 2:  # torchtitan's own are two
+        found["pipeline_parallel_layers_per_stage"] = str(-(-blocks // (int(given["pipeline"]) * int(given["chunks"]))))
     return found
 
 

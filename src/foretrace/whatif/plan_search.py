@@ -22,7 +22,7 @@ from foretrace.platform.platform import Platform
 from foretrace.prediction.fabric_choice import choose_fabric
 from foretrace.prediction.memory import COMMUNICATOR_BYTES, CONTEXT_BYTES
 from foretrace.whatif.plan_bounds import PlanBounds
-from foretrace.whatif.plan_simulator import Simulate
+from foretrace.whatif.plan_simulator import EXTRAPOLATED, Simulate, rounds
 from foretrace.whatif.plans import (
     Choice,
     Factor,
@@ -46,12 +46,15 @@ TRIES = 2
 """Plans with a setting that have to fail, and no other to succeed, before it is given up."""
 MIN_GAIN = 1e-4
 """Expected gain, in logarithms, below which no plan is worth a simulation."""
+LARGE_EFFORT = 150
+"""Of a simulation (`_effort`), from which on it has to promise as much more as it takes longer: some ten seconds."""
 
 
 def _effort(plan: Choice) -> int:
-    """How long a simulation takes, roughly: every stage does every microbatch."""
+    """How long a simulation takes, roughly: every group of blocks does every microbatch that is simulated."""
     given = settings(plan)
-    return int(given.get("pipeline", 1)) * int(given.get("microbatches", 1))
+    count = (rounds(plan) or (0, int(given.get("microbatches", 1))))[1]
+    return int(given.get("pipeline", 1)) * int(given.get("chunks", 1)) * count
 
 
 class Search:
@@ -75,9 +78,10 @@ class Search:
         self.space = plans_of(self.factors, fixed)
         self.points: dict[Choice, Point] = {}
         self.whole: set[Choice] = set()
-        """Those that were simulated with all blocks."""
+        """Those that were simulated with all blocks, or are too large for that."""
         self._features = features_of(self.space, batch_of(job))
         self._place = {plan: place for place, plan in enumerate(self.space)}
+        self._effort = np.array([_effort(plan) for plan in self.space])
         fabric = where.fabric
         if fabric is None and world > 1 and job.world == 1:
             with suppress(ForetraceError):
@@ -143,7 +147,7 @@ class Search:
         per_second = point.samples / point.next_ms * 1e3 if point.samples else None
         return Plan(
             list(plan), point.ranks, point.step_ms, point.next_ms, point.samples, per_second, point.memory_bytes,
-            point.reserved_bytes, self.fits(plan), estimated=plan not in self.whole and point.fits is None,
+            point.reserved_bytes, self.fits(plan), estimated=EXTRAPOLATED in point.notes,
         )  # fmt: skip
 
     def _try(self, plans: Sequence[Choice], whole: bool) -> None:
@@ -174,7 +178,7 @@ class Search:
                 if has[sure if failed[column] else list(found)].any() or (value and failed[column] >= TRIES):
                     continue
                 place = int(np.argmin(off + 1e3 * ~has))
-                if has[place] and np.isfinite(off[place]):
+                if has[place] and np.isfinite(off[place]) and self._effort[place] <= LARGE_EFFORT:
                     found[place] = None
         chosen = [self.space[place] for place in found if self.space[place] not in self.points]
         return sorted(chosen, key=_effort)  # those that take long come last: the time may be up before
@@ -202,6 +206,7 @@ class Search:
         else:
             ahead = np.log(best) - times
             gains = fitting * (ahead * normal_cdf(ahead / spread) + spread * normal_density(ahead / spread))
+        gains /= np.maximum(self._effort[left] / LARGE_EFFORT, 1.0)
         order = np.argsort(-gains, kind="stable")[:count]
         return [self.space[place] for place in left[order[gains[order] > MIN_GAIN * np.isfinite(best)]]]
 

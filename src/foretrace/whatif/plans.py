@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import product
 from typing import NamedTuple
 
@@ -22,7 +23,7 @@ from foretrace.transforms.parallel.context import attention_kind
 from foretrace.transforms.parallel.experts import expert_count
 from foretrace.transforms.resize.batch_sequence import batch_size
 from foretrace.whatif.changes import JobChanges
-from foretrace.whatif.grammar import PARALLELISM, Change, read_changes
+from foretrace.whatif.grammar import JOB_CHANGES, PARALLELISM, Change, read_changes
 
 MAX_TENSOR = 8
 """Tensor parallel ranks exchange activations in every layer: more than a node's are never worth it."""
@@ -38,7 +39,10 @@ BATCHES = (0.25, 0.5, 1.0, 2.0, 4.0)
 MIN_BLOCKS = 12
 """A step of fewer blocks is simulated as it is, and every second of them checkpointed but not every fourth."""
 MICROBATCHES = (2, 4)
-"""Microbatches of a pipeline that are tried, for each of its stages."""
+"""Microbatches of a pipeline that are tried, for each of its stages; and those with as many samples as the given batch
+has, where the samples of a step are given."""
+FEWEST_IN_CHUNK = 2
+"""Blocks of a stage's chunk, where there are more than two chunks."""
 BUCKETS_MB = 100
 """Buckets of gradients that are tried besides DDP's own of 25 MB."""
 
@@ -89,7 +93,13 @@ def settings(changes: Iterable[str]) -> dict[str, str]:
     >>> settings(["data=8", "sharded=on"])
     {'data': '8', 'sharded': 'on'}
     """
-    return {name: value for name, _, value in (text.partition("=") for text in changes)}
+    return dict(map(_setting, changes))
+
+
+@cache
+def _setting(text: str) -> tuple[str, str]:
+    name, _, value = text.partition("=")
+    return name, value
 
 
 def divisors(number: int) -> list[int]:
@@ -105,43 +115,48 @@ def plans_of(factors: Sequence[Factor], fixed: Sequence[str] = ()) -> list[Choic
     >>> plans_of([Factor("batch", [(), ("batch=8",)]), Factor("layout", [("data=2",), ("data=1",)])], ["data=2"])
     [('data=2',), ('batch=8', 'data=2')]
     """
-    found: list[Choice] = []
+    found: dict[Choice, None] = {}
     set_ = settings(fixed)
     for chosen in product(*(factor.choices for factor in factors)):
-        texts = [text for choice in chosen for text in choice]
-        given = settings(texts)
+        given = settings(text for choice in chosen for text in choice)
         if any(given.get(name, value) != value for name, value in set_.items()):
             continue
-        texts += [text for text in fixed if text.partition("=")[0] not in given]
-        plan = tuple(sorted(texts, key=_order))
-        if plan not in found[-1:] and _makes_sense(plan):
-            found.append(plan)
-    return list(dict.fromkeys(found))
+        given |= set_
+        if _makes_sense(given):
+            found[tuple(f"{name}={given[name]}" for name in sorted(given, key=_order))] = None
+    return list(found)
 
 
 STEP_ORDER = ("dtype", "autocast", "optimizer", "attention", "batch", "seq", "checkpoint", "fuse")
 """In which changes of a step are made: those that trace it anew come first, those that are found once before others."""
 
 
-def _order(text: str) -> tuple[int, int]:
-    name = text.partition("=")[0]
+@cache
+def _order(name: str) -> tuple[int, int]:
     if name in STEP_ORDER:
         return 0, STEP_ORDER.index(name)
     return (1, list(PARALLELISM).index(name)) if name in PARALLELISM else (2, 0)
 
 
-def _makes_sense(texts: Choice) -> bool:
-    given = settings(texts)
+def _makes_sense(given: dict[str, str]) -> bool:
     if "dtype" in given and "mixed" not in given:  # weights in half precision alone train otherwise
         return False
     if "mixed" in given and "autocast" in given:
         return False
-    try:
-        parallelism = JobChanges.of(read_changes(texts)).parallelism
-    except ForetraceError:
+    if given.get("overlap") == "on" and given.get("tensor", "1") == "1":  # of other jobs it is how things are
         return False
-    batch = given.get("batch")
-    return batch is None or int(batch) % parallelism.get("microbatches", 1) == 0
+    if not _is_shared(tuple(f"{name}={value}" for name, value in given.items() if name in JOB_CHANGES)):
+        return False
+    return "batch" not in given or int(given["batch"]) % int(given.get("microbatches", 1)) == 0
+
+
+@cache
+def _is_shared(changes: Choice) -> bool:
+    """Whether a step can be shared so: settings of ranks do not contradict each other."""
+    with suppress(ForetraceError):
+        JobChanges.of(read_changes(changes))
+        return True
+    return False
 
 
 def factors_of(job: Job, world: int, samples: int | None = None) -> list[Factor]:
@@ -151,7 +166,7 @@ def factors_of(job: Job, world: int, samples: int | None = None) -> list[Factor]
 
     >>> from foretrace.graph import Graph, OpTable
     >>> [factor.name for factor in factors_of(Job([Graph(OpTable.of([]))]), 8)]
-    ['layout', 'shards', 'batch', 'checkpoint', 'precision', 'optimizer', 'fusion']
+    ['layout', 'shards', 'overlap', 'batch', 'checkpoint', 'precision', 'optimizer', 'fusion']
     """
     ops = list(job.graphs[0].ops)
     blocks = all_repeated_blocks(ops)
@@ -160,20 +175,21 @@ def factors_of(job: Job, world: int, samples: int | None = None) -> list[Factor]
     batch = batch_of(job)
     length = max((op.tensors[0].shape[-2] for op in ops if attention_kind(op)), default=0)
     layouts = _layouts(world, len(blocks), length // TOKENS_A_RANK) if job.world == 1 else [(f"world={world}",)]
-    if samples is not None and batch is None:
-        raise ForetraceError("the step does not show how many samples it has", "Leave samples out.")
     if samples is not None:
-        layouts = _with_batches(layouts, samples)
-    found = [Factor("layout", list(layouts))]
+        if batch is None:
+            raise ForetraceError("the step does not show how many samples it has", "Leave samples out.")
+        layouts = _with_batches(layouts, samples, batch if job.world == 1 else None)
+    found = [Factor("layout", list(dict.fromkeys(layouts)))]
     if shares:
         mixed = [("sharded=on", "mixed=on")] if half and any(op.phase == "optimizer" for op in ops) else []
         others = [(f"buckets={BUCKETS_MB}",), ("zero1=on",), ("sharded=on",)]
         found.append(Factor("shards", [(), *others, *mixed]))
         experts = [n for n in divisors(expert_count(ops)) if 1 < n <= world]
         found += [Factor("experts", [(), *((f"experts={n}",) for n in experts)])] if experts else []
-    free = batch is not None and samples is None
-    sizes = sorted({max(round((batch or 1) * part), 1) for part in BATCHES} - {batch}) if free else []
-    found.append(Factor("batch", [(), *((f"batch={size}",) for size in sizes)]))
+        splits = any("tensor=" in text for layout in found[0].choices for text in layout)
+        found += [Factor("overlap", [(), ("overlap=on",)])] if splits else []
+    sizes = _sizes(batch) if batch is not None and samples is None else []
+    found.append(Factor("batch", [(), *((f"batch={size}",) for size in sizes if size != batch)]))
     kept = any("_attention" in op.name for op in ops)
     parts = ("1/4", "1/2", "3/4") if len(blocks) >= MIN_BLOCKS else ("1/2",)
     some = [("checkpoint=selective",)] * kept + [(f"checkpoint={part}",) for part in (*parts, "*")]
@@ -187,12 +203,32 @@ def factors_of(job: Job, world: int, samples: int | None = None) -> list[Factor]
     return found
 
 
-def _with_batches(layouts: Iterable[Choice], samples: int) -> Iterator[Choice]:
-    """Layouts between whose data parallel ranks the samples can be divided, each with its batch."""
+def _with_batches(layouts: Iterable[Choice], samples: int, usual: int | None) -> Iterator[Choice]:
+    """Layouts between whose data parallel ranks the samples can be divided, each with its batch.
+
+    Also with the batch in microbatches, of about as many samples as the usual batch: gradients are accumulated, or a
+    pipeline has more of them than its own.
+    """
     for layout in layouts:
-        ranks = int(settings(layout).get("data", 1))
-        if samples % ranks == 0:
-            yield (*layout, f"batch={samples // ranks}")
+        given = settings(layout)
+        ranks = int(given.get("data", 1))
+        if samples % ranks:
+            continue
+        batch = samples // ranks
+        yield (*layout, f"batch={batch}")
+        if usual is None:
+            continue
+        stages = int(given.get("pipeline", 1))
+        others = tuple(text for text in layout if not text.startswith("microbatches="))
+        for size in _sizes(usual) if stages == 1 else (usual, 1):
+            count = batch // size
+            if batch % size == 0 and count > (1 if stages == 1 else max(MICROBATCHES) * stages):
+                yield (*others, f"microbatches={count}", f"batch={batch}")
+
+
+def _sizes(batch: int) -> list[int]:
+    """Batches of a rank that are tried beside a given one, and that one."""
+    return sorted({max(round(batch * part), 1) for part in BATCHES})
 
 
 def _layouts(world: int, blocks: int, most_context: int = 1) -> Iterator[Choice]:
@@ -219,8 +255,25 @@ def _layouts(world: int, blocks: int, most_context: int = 1) -> Iterator[Choice]
                     pipeline = (f"pipeline={stages}", f"microbatches={stages * times}")
                     yield (*shared, *sequence, *pipeline)
                     if blocks >= 2 * stages:
-                        yield (*shared, *sequence, *pipeline, "schedule=interleaved", "chunks=2")
                         yield (*shared, *sequence, *pipeline, "schedule=zbv", "chunks=2")
+                    for chunks in _chunks(blocks, stages):
+                        yield (*shared, *sequence, *pipeline, "schedule=interleaved", f"chunks={chunks}")
+
+
+def _chunks(blocks: int, stages: int) -> list[int]:
+    """Groups of blocks on each stage that are tried: two, and of four stages or more the two largest numbers of
+    them that divide its blocks.
+
+    >>> _chunks(80, 4), _chunks(126, 9), _chunks(126, 8), _chunks(4, 4)
+    ([2, 5, 10], [2, 7], [2, 4, 8], [])
+    """
+    if blocks < 2 * stages:
+        return []
+    if stages < 4:
+        return [2]
+    each = -(-blocks // stages)  # of the fullest stage
+    more = [n for n in divisors(each) if 2 < n <= each // FEWEST_IN_CHUNK]
+    return [2, *more[-2:]]
 
 
 def _contexts(ranks: int, most: int) -> Iterator[Choice]:
@@ -235,18 +288,20 @@ def _contexts(ranks: int, most: int) -> Iterator[Choice]:
 def features_of(plans: Sequence[Choice], batch: int | None = None) -> Floats:
     """A row of zeros and ones for each plan: what it sets to what; of a number, what it is as large as or larger.
 
-    Microbatches count by stage, and data parallel ranks follow from the others. The batch of a plan that sets none is
-    the given one.
+    Microbatches count by stage, and data parallel ranks follow from the others; where gradients are accumulated, the
+    samples of a microbatch count. The batch of a plan that sets none is the given one.
     """
-    each = []
-    for plan in plans:
-        given = settings(plan)
+    each = [settings(plan) for plan in plans]
+    accumulated = any("microbatches" in given and "pipeline" not in given for given in each)
+    for given in each:
         given.pop("data", None)
-        if "microbatches" in given:
-            given["microbatches"] = str(int(given["microbatches"]) // int(given.get("pipeline", 1)))
         if batch is not None:
             given.setdefault("batch", str(batch))
-        each.append(given)
+        count, stages = int(given.pop("microbatches", 1)), int(given.get("pipeline", 1))
+        if stages > 1:
+            given["microbatches"] = str(count // stages)
+        if accumulated:
+            given["each"] = str(int(given.get("batch", 1)) // count)
     steps = {
         name: sorted({int(value) for given in each if (value := given.get(name, "")).isdecimal()})
         for name in sorted({name for given in each for name in given})

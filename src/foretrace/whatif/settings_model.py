@@ -16,6 +16,8 @@ NOISE = 0.01
 """How far a simulation is off, as a standard deviation."""
 ALIKE = 4.0
 """Number of settings by which plans may differ and still tell much of each other."""
+AT_ONCE = 8192
+"""Plans that are predicted at once: of all of a large space, covariances would take a gigabyte."""
 
 
 class SettingsModel:
@@ -43,6 +45,11 @@ class SettingsModel:
 
     def predicted(self, asked: Floats) -> tuple[Floats, Floats]:
         """Mean and standard deviation for what is asked."""
+        some = [self._predicted(asked[first : first + AT_ONCE]) for first in range(0, len(asked) or 1, AT_ONCE)]
+        mean, spread = (np.concatenate(part) for part in zip(*some))
+        return mean, spread
+
+    def _predicted(self, asked: Floats) -> tuple[Floats, Floats]:
         near, count = _covariance(asked, self._known, self._spreads), asked.sum(axis=1)
         setting, pair, plan = (spread**2 for spread in self._spreads)
         prior = setting * count + pair * count * (count - 1) / 2 + plan
