@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from foretrace.errors import ForetraceError
+from foretrace.fleet import adding
 from foretrace.fleet.adding import Task, add_recordings, reduce_task
 from foretrace.fleet.recordings import find_recordings
 from foretrace.fleet.store import INDEX, Store
@@ -92,6 +93,15 @@ def test_a_killed_add_loses_nothing_and_goes_on(tmp_path, traces, monkeypatch):
     again = add_recordings(Store.open(store), [str(folder)], workers=1)
     assert kept and again.there == kept and again.added == 400 - kept
     assert len(Store.open(store).records()) == 400
+
+
+def test_what_takes_long_is_written_before_a_part_is_full(store, traces, monkeypatch):
+    monkeypatch.setattr(adding, "PART_S", 0.0)
+    monkeypatch.setattr(adding, "PER_TASK", 1)
+    sizes, add = [], store.add
+    monkeypatch.setattr(store, "add", lambda records: (sizes.append(len(records)), add(records)))
+    add_recordings(store, [str(traces(one=20.0, two=30.0))], workers=1)
+    assert sizes == [1, 1, 0] and len(store.records()) == 2
 
 
 def test_two_that_add_at_once_lose_nothing(tmp_path, traces):

@@ -5,6 +5,7 @@ hours of a heavy tail. Held against the whole fleet are device time by family, c
 within 3 % (families below a hundredth of the hours within 3 % of that); and the hours that suite and fleet would take
 on an A100 and a B200, each job predicted anew, and with hosts half as fast. Beside stand the methods of the literature
 and what one number would choose. Then a third of the hours moves to another model: at most four members are exchanged.
+Seconds are those of the processor.
 
     python -m benchmarks.claims.fleet.fleet_suite [RECORDINGS…]
 
@@ -78,9 +79,9 @@ def fleet(paths: list[Path]) -> tuple[list[StepRecord], dict[tuple[str, str], li
 
 
 def scored(name: str, method: Callable[[Mix, int], Choice], mix: Mix, forecasts: np.ndarray) -> dict[str, Any]:
-    began = time.perf_counter()
+    began = time.process_time()
     chosen, weights = method(mix, SIZE)
-    took = time.perf_counter() - began
+    took = time.process_time() - began
     found = weights @ mix.per_hour[chosen]
     row = {"method": name, **errors(mix, found), "off": mix.off_by_family(mix.target, found)}
     for place, on in enumerate((*PLATFORMS, SLOW_HOST)):
@@ -100,7 +101,7 @@ def errors(mix: Mix, found: np.ndarray) -> dict[str, float]:
 
 def drifted(records: list[StepRecord], mix: Mix) -> dict[str, Any]:
     """A third of the hours moves to another model: members that are exchanged, and the errors after that."""
-    began = time.perf_counter()
+    began = time.process_time()
     chosen, _ = choose_with_parts(mix, SIZE)
     models = sorted({record.name.partition(" ")[0] for record in records})
     lightest = min(models, key=lambda model: sum(r.hours for r in records if r.name.partition(" ")[0] == model))
@@ -118,7 +119,7 @@ def drifted(records: list[StepRecord], mix: Mix) -> dict[str, Any]:
         "method": f"a third of the hours moved to {lightest} (off by {100 * before:.0f} % with new weights alone)",
         **errors(after, found), "off": after.off_by_family(after.target, found),
         **dict.fromkeys((*PLATFORMS, SLOW_HOST)),
-        "seconds": round(time.perf_counter() - began, 2), "parts": sum(one >= COUNT for one in new),
+        "seconds": round(time.process_time() - began, 2), "parts": sum(one >= COUNT for one in new),
         "exchanged": len(set(new) - set(chosen)),
     }  # fmt: skip
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
@@ -24,8 +25,8 @@ from foretrace.output import atomic_folder
 from foretrace.processes import map_in_processes
 from foretrace.whatif.workers import ray_cluster
 
-PART_RECORDS = 64
-"""Records that are written at once: what a killed process loses at most, for each of those that work for it."""
+PART_RECORDS, PART_S = 64, 15.0
+"""Records that are written at once, and seconds after which fewer are: what a killed process loses at most."""
 PER_TASK = 8
 """Recordings that a worker is given at once."""
 
@@ -105,7 +106,7 @@ def add_recordings(
     known = frozenset(store.table(["id"]).column("id").to_pylist())
     copies = str(store.path / ORIGINALS) if copy else ""
     tasks = [Task(tuple(todo[first : first + PER_TASK]), known, copies, on) for first in range(0, len(todo), PER_TASK)]
-    waiting: list[StepRecord] = []
+    waiting, written = list[StepRecord](), time.monotonic()
     try:
         for finished, results in enumerate(_reduced(tasks, workers, ray), 1):
             for path, result in results:
@@ -116,9 +117,9 @@ def add_recordings(
                     done.broken.append(result)
                 else:
                     done.there += 1
-            if len(waiting) >= PART_RECORDS:
+            if len(waiting) >= PART_RECORDS or time.monotonic() > written + PART_S:
                 store.add(waiting)
-                waiting = []
+                waiting, written = [], time.monotonic()
             on_progress(Progress("adding recordings", min(finished * PER_TASK, len(todo)), len(todo)))
     finally:
         store.add(waiting)

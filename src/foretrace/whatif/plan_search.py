@@ -46,8 +46,9 @@ TRIES = 2
 """Plans with a setting that have to fail, and no other to succeed, before it is given up."""
 MIN_GAIN = 1e-4
 """Expected gain, in logarithms, below which no plan is worth a simulation."""
-LARGE_EFFORT = 150
-"""Of a simulation (`_effort`), from which on it has to promise as much more as it takes longer: some ten seconds."""
+LARGE_EFFORT, ALONE_EFFORT = 150, 100
+"""Of a simulation (`_effort`), from which on it has to promise as much more as it takes longer: some ten seconds; and
+from which on it is the only one at a time: it takes some hundred megabytes."""
 
 
 def _effort(plan: Choice) -> int:
@@ -103,14 +104,14 @@ class Search:
         patience = min(PATIENCE * most, MOST_PATIENCE)
         first, since = self._first_plans(), 0
         while len(self.points) < most and since < patience and (end is None or time.monotonic() < end):
-            chosen = first[: self._at_once] or self._most_promising(min(self._at_once, most - len(self.points)))
+            chosen = self._together(first or self._most_promising(min(self._at_once, most - len(self.points))))
             if not chosen:
                 break
             best = self._best_us()
             say(f"plan {len(self.points) + 1:,} of at most {most:,}, {len(self.space):,} in all{self._so_far()}")
             self._try(chosen, False)
             if first:
-                first = first[self._at_once :] or self._first_plans()
+                first = first[len(chosen) :] or self._first_plans()
             elif self._best_us() < best * (1 - 1e-4):
                 since = 0
             else:
@@ -124,6 +125,12 @@ class Search:
                 return
             say(f"simulating the best plans in whole, {len(left)} left{self._so_far()}")
             self._try(left[: self._at_once], True)
+
+    def _together(self, plans: list[Choice]) -> list[Choice]:
+        """The first of some plans, as many as are simulated at once."""
+        some = plans[: self._at_once]
+        large = any(self._effort[self._place[plan]] > ALONE_EFFORT for plan in some)
+        return some[:1] if large else some
 
     def all_plans(self) -> None:
         """Simulate every plan: what the search is held against."""
