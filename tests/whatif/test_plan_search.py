@@ -77,6 +77,13 @@ def test_a_setting_that_always_fails_is_given_up() -> None:
     assert sum("autocast=bf16" in plan for plan in tried) <= 4 and search.ranked()
 
 
+def test_a_search_whose_plans_all_fail_for_one_reason_ends() -> None:
+    search, tried = searched(lambda plan: Point(list(plan), "h200", error="heads can't be split"))
+    assert 2 <= len(tried) <= 8 and not search.ranked()
+    search, tried = searched(lambda plan: Point(list(plan), "h200", error=f"no {settings(plan).get('batch')}"))
+    assert len(tried) > 8
+
+
 def test_a_setting_whose_first_plan_fails_because_of_another_one_is_tried_without_that() -> None:
     def simulate(plan: Choice) -> Point:
         return Point(list(plan), "h200", error="no") if "sharded=on" in plan else made_up(plan)

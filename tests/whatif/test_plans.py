@@ -19,7 +19,16 @@ from foretrace.whatif.changes import JobChanges
 from foretrace.whatif.grammar import read_changes
 from foretrace.whatif.plan_bounds import PlanBounds
 from foretrace.whatif.plan_simulator import Simulator
-from foretrace.whatif.plans import Factor, factors_of, features_of, plans_of, settings
+from foretrace.whatif.plans import (
+    TOKENS_A_RANK,
+    Factor,
+    _layouts,
+    _with_batches,
+    factors_of,
+    features_of,
+    plans_of,
+    settings,
+)
 from tests.transforms.agreement import sketched
 from tests.transforms.parallel.steps import trained
 from tests.transforms.parallel.test_experts import TOKENS, WIDTH, Mixture
@@ -62,6 +71,35 @@ def test_tensor_parallel_ranks_may_overlap_their_reductions_and_others_have_none
     overlapping = [plan for plan in plans if "overlap" in plan]
     assert any("sharded" in plan and "sequence" in plan for plan in overlapping)
     assert all(int(plan["tensor"]) > 1 for plan in overlapping)
+
+
+PUBLISHED = {
+    "torchtitan, 70B on 256": (256, 80, 512, "data=32 tensor=8 sequence=on batch=16"),
+    "torchtitan, 405B on 512": (
+        512, 126, 256, "data=8 tensor=8 sequence=on pipeline=8 microbatches=32 schedule=interleaved chunks=2 batch=32"
+    ),
+    "Megatron, 8B on 8": (8, 32, 128, "data=4 context=2 microbatches=32 batch=32"),
+    "Megatron, 70B on 64": (
+        64, 80, 128,
+        "data=2 tensor=4 context=2 sequence=on pipeline=4 microbatches=64 schedule=interleaved chunks=5 batch=64",
+    ),
+    "Megatron, 405B on 1024": (
+        1024, 126, 1536,
+        "data=8 tensor=8 context=2 sequence=on pipeline=8 microbatches=192 schedule=interleaved chunks=8 batch=192",
+    ),
+    "Megatron, 405B on 576": (
+        576, 126, 252,
+        "data=4 tensor=8 context=2 sequence=on pipeline=9 microbatches=63 schedule=interleaved chunks=7 batch=63",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_layouts_of_llama_3_are_in_the_space(name: str) -> None:
+    """Sequences of 8,192 tokens; microbatches of one or two samples."""
+    world, blocks, samples, layout = PUBLISHED[name]
+    given = [settings(found) for found in _with_batches(_layouts(world, blocks, 8192 // TOKENS_A_RANK), samples, 2)]
+    assert settings(layout.split()) in given
 
 
 def test_what_traces_the_step_anew_comes_before_what_it_would_undo() -> None:

@@ -44,11 +44,13 @@ PATIENCE, MOST_PATIENCE = 0.6, 40
 """Of the plans that may be simulated, how many in a row that are no better end the search; and at most."""
 TRIES = 2
 """Plans with a setting that have to fail, and no other to succeed, before it is given up."""
+SAME_ERROR = 6
+"""Plans that fail for one reason, where no other was simulated, and end the search: none will do."""
 MIN_GAIN = 1e-4
 """Expected gain, in logarithms, below which no plan is worth a simulation."""
 LARGE_EFFORT, ALONE_EFFORT = 150, 100
-"""Of a simulation (`_effort`), from which on it has to promise as much more as it takes longer: some ten seconds; and
-from which on it is the only one at a time: it takes some hundred megabytes."""
+"""Of a simulation (`_effort`): some ten seconds, from which on it has to promise more, by the square of how much longer
+it takes; and some hundred megabytes, from which on it is the only one at a time."""
 
 
 def _effort(plan: Choice) -> int:
@@ -105,7 +107,7 @@ class Search:
         first, since = self._first_plans(), 0
         while len(self.points) < most and since < patience and (end is None or time.monotonic() < end):
             chosen = self._together(first or self._most_promising(min(self._at_once, most - len(self.points))))
-            if not chosen:
+            if not chosen or self._fail_alike():
                 break
             best = self._best_us()
             say(f"plan {len(self.points) + 1:,} of at most {most:,}, {len(self.space):,} in all{self._so_far()}")
@@ -213,7 +215,7 @@ class Search:
         else:
             ahead = np.log(best) - times
             gains = fitting * (ahead * normal_cdf(ahead / spread) + spread * normal_density(ahead / spread))
-        gains /= np.maximum(self._effort[left] / LARGE_EFFORT, 1.0)
+        gains /= np.maximum(self._effort[left] / LARGE_EFFORT, 1.0) ** 2
         order = np.argsort(-gains, kind="stable")[:count]
         return [self.space[place] for place in left[order[gains[order] > MIN_GAIN * np.isfinite(best)]]]
 
@@ -231,6 +233,11 @@ class Search:
         failed, made = tried[wrong], tried[~wrong]
         columns = (failed.sum(axis=0) >= TRIES) & (made.sum(axis=0) == 0)
         return np.asarray(self._features[:, columns].any(axis=1))
+
+    def _fail_alike(self) -> bool:
+        """Whether all plans so far failed, and for the same reason."""
+        errors = {point.error for point in self.points.values()}
+        return len(self.points) >= SAME_ERROR and len(errors) == 1 and None not in errors
 
     def _us(self, plan: Choice) -> float:
         point = self.points[plan]

@@ -95,7 +95,9 @@ class Simulator:
         each = stages * int(given.get("checkpoint", "").partition("/")[2] or 1)
         few, more = (-(-blocks // each) * each for blocks in (few, more))
         more = max(more, 2 * few)
-        return (few, more) if self._blocks >= MIN_BLOCKS and few + more < self._blocks * 0.75 else None
+        # Both together take less time than the whole, or each takes less memory where that is short.
+        worth = few + more < self._blocks * 0.75 or (more < self._blocks and self.is_too_large(changes))
+        return (few, more) if self._blocks >= MIN_BLOCKS and worth else None
 
     def extrapolated(self, changes: Choice) -> Point:
         """A plan by its forecasts with few blocks."""
