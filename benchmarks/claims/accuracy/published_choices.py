@@ -1,10 +1,10 @@
-"""Claim: `foretrace advise` knows how torchtitan and Megatron train Llama 3 on H100s, and its pick is predicted no slower.
+"""Claim: `foretrace advise` knows how torchtitan and Megatron train Llama 3 on H100s; its pick is predicted no slower.
 
 The parallelism that torchtitan's authors published with their measurements (8B on 8 and 128 GPUs, 70B on 256, 405B on
 512), and NVIDIA with Megatron Bridge's recipes in bfloat16 (8B on 8, 70B on 64), is among the plans of the search
-(``listed``). The pick, for as many samples in a step, has at most the predicted time of theirs (``slower`` is how far it
-is above). Torchtitan's are in bfloat16 and compiled where published in float8, which no plan offers; element-wise calls
-fused stand for the compiler.
+(``listed``). The pick, for as many samples in a step, has at most the predicted time of theirs (``slower`` is how far
+it is above). Torchtitan's are in bfloat16 and compiled where published in float8, which no plan offers; element-wise
+calls fused stand for the compiler.
 
     python -m benchmarks.claims.accuracy.published_choices [NAME…]
 """
@@ -50,8 +50,8 @@ CHOICES = {
     ),
     "405B on 512": Published(
         "405b", 512, 256,
-        "data=8 tensor=8 sequence=on overlap=on pipeline=8 microbatches=32 schedule=interleaved chunks=2 sharded=on mixed=on "
-        "checkpoint=* fuse=elementwise",
+        "data=8 tensor=8 sequence=on overlap=on pipeline=8 microbatches=32 schedule=interleaved chunks=2 sharded=on "
+        "mixed=on checkpoint=* fuse=elementwise",
     ),
     "Megatron's 8B on 8": Published(
         "8b", 8, 128, "data=4 context=2 microbatches=32 zero1=on mixed=on fuse=elementwise", "h100"
