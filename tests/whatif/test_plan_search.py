@@ -128,10 +128,11 @@ def test_few_blocks_tell_of_many() -> None:
         ("batch=32", "data=2", "pipeline=2", "microbatches=16"),
         ("batch=32", "data=2", "pipeline=2", "microbatches=16", "chunks=2", "schedule=interleaved"),
         ("batch=32", "data=1", "pipeline=2", "microbatches=32", "chunks=2", "schedule=zbv"),
+        ("batch=32", "data=1", "pipeline=4", "microbatches=32", "chunks=2", "schedule=interleaved"),
     ],
 )
 def test_few_microbatches_tell_of_many(plan: Choice) -> None:
-    simulator = Simulator(Job([sketched(gpt, layers=4)]), "h200")
+    simulator = Simulator(Job([sketched(gpt, layers=8)]), "h200")
     every, guess = simulator._simulated(plan, 0), simulator.whole(plan)
     assert rounds(plan) is not None and guess.samples == every.samples and guess.changes == list(plan)
     assert guess.step_ms == pytest.approx(every.step_ms, rel=0.02)

@@ -58,6 +58,8 @@ class Simulator:
         count = int(settings(changes)["microbatches"])
         made = _extrapolated(few, more, (count - found[0]) / (found[1] - found[0]))
         samples = few.samples and few.samples // found[0] * count
+        if settings(changes).get("schedule") == "interleaved":  # it is full with more microbatches than the few
+            made = replace(made, memory_bytes=more.memory_bytes, reserved_bytes=more.reserved_bytes)
         return replace(made, changes=list(changes), samples=samples, fits=more.fits)
 
     def smaller(self, changes: Choice) -> tuple[Job, Choice]:
