@@ -33,6 +33,12 @@ def test_show_prints_tables_json_and_a_page(foretrace, store, tmp_path):
     assert "# by_family" in foretrace("fleet", "show", store, "--csv").out
 
 
+def test_many_hours_are_written_out_on_the_page(foretrace, store, tmp_path):
+    foretrace("fleet", "add", store, RECORDING, "--label", "gpu_hours=39136", "--relabel")
+    foretrace("fleet", "show", store, "--html", tmp_path / "fleet.html")
+    assert '<td class="n">39,136</td>' in (tmp_path / "fleet.html").read_text()
+
+
 def test_a_suite_is_chosen_written_and_held_against_the_fleet(foretrace, store, tmp_path):
     out = tmp_path / "suite"
     made = json.loads(foretrace("fleet", "suite", store, "--out", out, "--size", 1, "--json").out)

@@ -162,6 +162,7 @@ def fleet_page(fleet: FleetSummary) -> Page:
         {
             "fleet": fleet,
             "hours": figure(fleet.hours),
+            "figure": figure,
             "facts": facts,
             "tables": [
                 (name, title.partition(",")[0], getattr(fleet, name)) for title, name in TABLES if getattr(fleet, name)
