@@ -109,6 +109,13 @@ def test_markdown_holds_the_figures_and_no_markup_of_the_script() -> None:
     assert "| step, ms | 10 | 11 | +10.00 % :x: |" in text and "<b>" not in text and "&lt;b>\\|" in text
 
 
+def test_figures_that_differ_are_not_written_alike() -> None:
+    before, now = step(305.67, peak_memory_bytes=25 << 30), step(306.01, peak_memory_bytes=(25 << 30) + (4 << 20))
+    text = as_markdown(compare(before, now, 0.02))
+    assert "| step, ms | 305.67 | 306.01 | +0.11 % |" in text
+    assert "| peak memory | 25,600 MiB | 25,604 MiB | +0.02 % |" in text
+
+
 def test_shares_and_names_are_read() -> None:
     assert parse_share("0%") == 0.0
     for text in ("-1%", "much", "2%%", "nan"):

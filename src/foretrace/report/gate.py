@@ -43,7 +43,7 @@ def as_markdown(gate: Gate) -> str:
     lines = [HEADING, f"### {_title(gate)}", "", "| figure | baseline | now | change |", "| --- | --- | --- | --- |"]
     for one in gate.figures:
         change = f"{_change(one)} :x:" if one.worse else _change(one)
-        lines.append(f"| {NAMES[one.name]} | {_value(one, one.before)} | {_value(one, one.after)} | {change} |")
+        lines.append(f"| {NAMES[one.name]} | {' | '.join(_values(one))} | {change} |")
     if gate.calls:
         lines += ["", "| op | phase | calls | us | module | line |", "| --- | --- | --- | --- | --- | --- |"]
         lines += [f"| {' | '.join(_escaped(cell) for cell in _cells(call))} |" for call in gate.calls[:ROWS]]
@@ -59,12 +59,16 @@ def _title(gate: Gate) -> str:
 
 def _facts(gate: Gate) -> Iterator[Fact]:
     for one in gate.figures:
-        values = f"{_value(one, one.before)} → {_value(one, one.after)}"
-        yield NAMES[one.name], values, f"{_change(one)}{'   WORSE' if one.worse else ''}"
+        yield NAMES[one.name], " → ".join(_values(one)), f"{_change(one)}{'   WORSE' if one.worse else ''}"
 
 
-def _value(one: FigureChange, value: float) -> str:
-    return bytes_(int(value)) if one.name.endswith("_bytes") else figure(value)
+def _values(one: FigureChange) -> list[str]:
+    """A figure before and after, with as many digits as tell them apart."""
+    both, is_size = (one.before, one.after), one.name.endswith("_bytes")
+    said = [bytes_(int(value)) if is_size else figure(value) for value in both]
+    if said[0] != said[1] or one.before == one.after:
+        return said
+    return [f"{value / 2**20:,.6g} MiB" if is_size else f"{value:,.6g}" for value in both]
 
 
 def _change(one: FigureChange) -> str:
