@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import logging
 import os
 import posix
@@ -16,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -163,6 +165,7 @@ def test_a_script_finds_what_it_wrote_renamed_and_deleted(tmp_path: Path) -> Non
         """
 import glob, json, shutil, sqlite3
 from pathlib import Path
+from typing import Any
 with open("old.txt", "a") as file: file.write(" and new")
 assert open("old.txt").read() == "old and new" and file.name == "old.txt"
 os.makedirs("out/deep", exist_ok=True)
@@ -402,6 +405,78 @@ def test_a_step_that_needs_what_is_refused_is_refused_in_one_line(tmp_path: Path
     with pytest.raises(ForetraceError, match=r"can't be sketched: not done while sketching: delete .*keep\.txt"):
         sketch(step)
     assert (tmp_path / "keep.txt").exists()
+
+
+def saver(folder: Path, name: str, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a library on the path, whose functions a sketch stands in for."""
+    package, _, module = name.partition(".")
+    (folder / package).mkdir()
+    (folder / package / "__init__.py").touch()
+    (folder / package / f"{module}.py").write_text(source)
+    monkeypatch.syspath_prepend(folder)
+
+
+def safetensors_in(path: Path) -> tuple[dict[str, Any], bytes]:
+    """Header and values of a safetensors file."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        return json.loads(file.read(length)), file.read()
+
+
+def test_a_script_finds_names_dtypes_and_shapes_of_the_weights_that_it_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saver(tmp_path, "safetensors.torch", "def save_file(tensors, filename):\n    raise ValueError\n", monkeypatch)
+    found: list[Any] = []
+
+    def step() -> None:
+        from safetensors.torch import save_file  # type: ignore[import-not-found, unused-ignore]
+
+        relu()
+        save_file({"weight": torch.ones(2, 3).bfloat16(), "ids": torch.ones(4).long()}, tmp_path / "model.safetensors")
+        found[:] = safetensors_in(tmp_path / "model.safetensors")
+
+    sketch(step)
+    assert found == [
+        {"weight": {"dtype": "BF16", "shape": [2, 3], "data_offsets": [0, 12]},
+         "ids": {"dtype": "I64", "shape": [4], "data_offsets": [12, 44]}},
+        bytes(44),
+    ]  # fmt: skip
+    assert not (tmp_path / "model.safetensors").exists()
+
+
+def test_a_model_of_transformers_that_a_script_saved_is_found_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = """
+import torch
+
+class Config:
+    def save_pretrained(self, folder):
+        with open(f"{folder}/config.json", "w") as file:
+            file.write(" ".join(self.architectures))
+
+class PreTrainedModel(torch.nn.Linear):
+    config = Config()
+
+    def save_pretrained(self, save_directory):
+        raise ValueError("fake tensors can't be saved")
+"""
+    saver(tmp_path, "transformers.modeling_utils", library, monkeypatch)
+    found: list[Any] = []
+
+    def step() -> None:
+        from transformers.modeling_utils import PreTrainedModel  # type: ignore[import-not-found, unused-ignore]
+
+        relu()
+        PreTrainedModel(3, 2).save_pretrained(tmp_path / "model")
+        config = (tmp_path / "model" / "config.json").read_text()
+        found[:] = [config, *safetensors_in(tmp_path / "model" / "model.safetensors")]
+
+    assert "save_pretrained to" in sketch(step).notes[0]
+    config, header, values = found
+    assert config == "PreTrainedModel" and header["weight"]["shape"] == [2, 3] and values == bytes(4 * (6 + 2))
+    assert not (tmp_path / "model").exists()
 
 
 def test_a_module_that_is_imported_meanwhile_gets_its_stand_ins(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -82,16 +84,64 @@ def _write(place: str) -> None:
         Path(place).write_bytes(SAVED)
 
 
+SAFETENSORS = {"float32": "F32", "float64": "F64", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
+               "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL", "float8_e4m3fn": "F8_E4M3",
+               "float8_e5m2": "F8_E5M2"}  # fmt: skip
+"""The name of each dtype in a file of safetensors."""
+
+
+def _write_zeros(place: str, tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> None:
+    """Write a safetensors file with names, dtypes and shapes of tensors, whose values are a hole: zeros, and no blocks.
+
+    So a script finds the model that it has saved.
+    """
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    end = 0
+    for name, tensor in tensors.items():
+        begin, end = end, end + tensor.numel() * tensor.element_size()
+        kind = SAFETENSORS[str(tensor.dtype).removeprefix("torch.")]
+        header[name] = {"dtype": kind, "shape": [*tensor.shape], "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with trusted(), open(place, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(file.tell() + end)
+
+
+@stands_in_for("safetensors.torch:save_file")
+def _save_safetensors(original: Any, tensors: Any, filename: Any, metadata: Any = None) -> None:
+    place = redirected(filename, "save safetensors to {}")
+    try:
+        _write_zeros(place, tensors, metadata)
+    except (AttributeError, KeyError, OSError, TypeError):  # something else than tensors, or no room
+        _write(place)
+
+
+def _saves_pretrained(weights: str, save_config: Callable[[Any, Any], None]) -> Callable[..., Any]:
+    """A stand-in for ``save_pretrained`` of a model: it saves the configuration, and weights without values."""
+
+    def stand_in(original: Any, self: Any, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        note("save_pretrained to {}", shown(save_directory), seen=True)
+        with quietly():
+            Path(save_directory).mkdir(parents=True, exist_ok=True)
+            with suppress(Exception):  # what is not there says so when it is loaded
+                save_config(self, save_directory)
+                _write_zeros(redirected(Path(save_directory, weights), ""), self.state_dict())
+
+    return stand_in
+
+
+def _save_transformers_config(model: Any, folder: Any) -> None:
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(folder)
+
+
 def _saves(action: str, at: int, name: str) -> Callable[..., Any]:
-    """A stand-in for a function that writes a file or a folder; a file holds no model."""
+    """A stand-in for a function that writes a file, which holds no model."""
 
     def stand_in(original: Any, *args: Any, **kwargs: Any) -> None:
         target = args[at] if len(args) > at else kwargs.get(name)
-        if isinstance(target, (str, os.PathLike)) and name == "save_directory":
-            note(action, shown(target), seen=True)
-            with quietly():
-                Path(target).mkdir(parents=True, exist_ok=True)
-        elif isinstance(target, (str, os.PathLike)):
+        if isinstance(target, (str, os.PathLike)):
             _write(redirected(target, action))
         elif target is not None and hasattr(target, "write"):
             target.write(SAVED)
@@ -132,10 +182,12 @@ for _stand_in, *_names in (
     (_saves("write a profile to {}", 1, "path"), "torch.profiler.profiler:_KinetoProfile.export_chrome_trace",
      "torch.profiler.profiler:_KinetoProfile.export_memory_timeline",
      "torch.autograd.profiler:profile.export_chrome_trace", "torch._C._autograd:_ProfilerResult.save"),
-    (_saves("save safetensors to {}", 1, "filename"), "safetensors.torch:save_file", "safetensors.torch:save_model",
-     "safetensors.numpy:save_file", "safetensors:serialize_file"),
+    (_saves("save safetensors to {}", 1, "filename"), "safetensors.torch:save_model", "safetensors.numpy:save_file",
+     "safetensors:serialize_file"),
     (_saves("write a snapshot of memory to {}", 0, "filename"), "torch.cuda.memory:_dump_snapshot"),
-    (_saves("save_pretrained to {}", 1, "save_directory"), "diffusers.models.modeling_utils:ModelMixin.save_pretrained",
+    (_saves_pretrained("diffusion_pytorch_model.safetensors", lambda model, folder: model.save_config(folder)),
+     "diffusers.models.modeling_utils:ModelMixin.save_pretrained"),
+    (_saves_pretrained("model.safetensors", _save_transformers_config),
      "transformers.modeling_utils:PreTrainedModel.save_pretrained"),
     (_saves("write {}", 1, "path"), "pandas.core.frame:DataFrame.to_parquet"),
     (_saves("write {}", 1, "where"), "pyarrow.parquet:write_table", "pyarrow.parquet.core:write_table"),
