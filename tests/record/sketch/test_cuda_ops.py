@@ -227,6 +227,15 @@ def test_fewer_heads_of_keys_are_not_copied_for_cudnn_and_are_without_it() -> No
     assert attentions(attend, torch.float32) == ["clone", "clone", "_safe_softmax"]
 
 
+def test_arguments_may_be_given_by_name() -> None:
+    def step() -> None:
+        q = torch.randn(1, 2, 8, 64, device="cuda", dtype=torch.bfloat16)
+        F.scaled_dot_product_attention(query=q, key=q, value=q, is_causal=True)
+        F.one_hot(input=torch.zeros(3, dtype=torch.int64, device="cuda"), num_classes=4)
+
+    assert names(cuda(step), "attention", "scatter") == ["_scaled_dot_product_cudnn_attention", "scatter_"]
+
+
 def test_attention_that_was_imported_before_is_the_gpus_and_after_the_sketch_the_cpus() -> None:
     inside: dict[str, Any] = {}
 

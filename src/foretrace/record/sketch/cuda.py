@@ -379,7 +379,7 @@ class FunctionsOnCuda(TorchFunctionMode):
         if func in MOVES:
             return self._move(func, args, kwargs)
         args, kwargs = self._autocast.cast(func, args, kwargs)
-        if func in ON_CUDA and self._labels.of(args[0]) == CUDA:
+        if func in ON_CUDA and self._labels.of(args[0] if args else next(iter(kwargs.values()))) == CUDA:
             return ON_CUDA[func](*args, **kwargs)
         return self._made(func, args, kwargs)
 

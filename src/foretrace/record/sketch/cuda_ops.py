@@ -259,12 +259,12 @@ def softmax_backward(arguments: tuple[Any, ...], result: torch.Tensor) -> torch.
     return result.new_empty(result.shape, dtype=arguments[3])
 
 
-def one_hot(ids: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+def one_hot(input: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
     """``F.one_hot`` of real ids, which compares nothing: a one is written for each."""
-    if not ids.numel():
-        return C._nn.one_hot(ids, num_classes)
-    classes = int(ids.max().item()) + 1 if num_classes == -1 else num_classes
-    return torch.zeros((*ids.shape, classes), dtype=ids.dtype).scatter_(-1, ids.unsqueeze(-1), 1)
+    if not input.numel():
+        return C._nn.one_hot(input, num_classes)
+    classes = int(input.max().item()) + 1 if num_classes == -1 else num_classes
+    return torch.zeros((*input.shape, classes), dtype=input.dtype).scatter_(-1, input.unsqueeze(-1), 1)
 
 
 def embedding_bag(arguments: tuple[Any, ...], result: tuple[Any, ...]) -> tuple[Any, ...]:
