@@ -129,6 +129,17 @@ def test_advice_goes_with_the_failure(script: Path, text: str, said: str, advice
     assert advice in failed.value.advice
 
 
+def test_a_failure_that_may_follow_from_an_assumed_value_names_its_line(script: Path) -> None:
+    script.write_text(
+        "import torch\ndef step():\n    loss = torch.randn(4).mean()\n    if loss.item() < 0.5:\n        found = loss\n"
+        "    found.exp()\n"
+    )
+    with pytest.raises(ScriptError, match="UnboundLocalError") as failed:
+        sketch_script(script)
+    assumed = f"Before it failed, the sketch assumed 1 for a number that is compared ({script.name}:4)"
+    assert assumed in failed.value.advice
+
+
 def test_a_script_without_a_step_is_refused_before_it_is_imported(
     script: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -25,7 +25,7 @@ from foretrace.graph import Graph
 from foretrace.record.command import Script, suggested_step
 from foretrace.record.guard import RefusedError, SideEffects, guarded
 from foretrace.record.script import STEP_FUNCTIONS, ScriptError, WaitsError, defined_functions, no_such_function
-from foretrace.record.sketch.sketch import NEEDS_VALUES, refusal, sketch
+from foretrace.record.sketch.sketch import NEEDS_VALUES, STEERED, refusal, sketch
 
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Variables that torchrun sets for each rank."""
@@ -167,7 +167,8 @@ class Running:
 
     def failure(self, what: str, advice: str, error: BaseException) -> ScriptError:
         """The error, with the side effects that were prevented before it: it may follow from them."""
-        notes = "".join(f" {note[:1].upper()}{note[1:]}." for note in self._effects.notes())
+        steered = [note for note in getattr(error, "__notes__", ()) if note.startswith(STEERED)]
+        notes = "".join(f" {note[:1].upper()}{note[1:]}." for note in (*steered, *self._effects.notes()))
         frames = "".join(traceback.format_list(_users_frames(error)))
         if self._script.program and self._path.is_file():
             if "start a process for" in notes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -176,3 +177,24 @@ def test_an_assumed_number_is_a_number() -> None:
     assert not decided, "nothing was compared but plain numbers"
     assert number != float("inf") and not decided
     assert number < 2 and int(number) == 1 and decided == [1, 1]
+
+
+def test_a_step_on_a_gpu_may_make_arrays_of_unknown_values_and_the_headline_says_so() -> None:
+    def step() -> None:
+        costs = torch.randn(4, 6, device="cuda").cpu().numpy()
+        assert costs.shape == (4, 6) and (costs == 1).all()
+
+    (caution,) = cautions(sketch(step, device="cuda").notes)
+    assert "1 for each number of an array, which may decide something (test_assumptions.py:" in caution
+
+
+def test_an_error_says_what_was_assumed_before_it() -> None:
+    def step() -> None:
+        loss = torch.randn(3).mean()
+        chosen = [loss] if loss.item() < 0.5 else []
+        chosen[0].exp()
+
+    with pytest.raises(IndexError) as raised:
+        sketch(step)
+    (note,) = raised.value.__notes__
+    assert re.fullmatch(r"before .* assumed 1 for a number that is compared \(test_assumptions.py:\d+\)", note)

@@ -21,7 +21,7 @@ def spoken(device: str, lengths_on: str = "cpu", flat: bool = False, known: bool
         frames = torch.full((4,), 50, device=lengths_on)
         lengths = torch.full((4,), 12, device=lengths_on)
         if not known:
-            lengths = (torch.rand(4, device=lengths_on) * 12).long()
+            lengths = (torch.randn(4, device=lengths_on).sigmoid() * 12).long()
 
         def step() -> None:
             logits.grad = None

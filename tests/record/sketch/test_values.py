@@ -15,7 +15,7 @@ import torch
 from foretrace.errors import ForetraceError
 from foretrace.graph import Graph
 from foretrace.record.sketch.sketch import sketch
-from foretrace.record.sketch.values import CHANCE, DRAWN, MAX_ELEMENTS, RANKED
+from foretrace.record.sketch.values import CHANCE, COUNTED, DRAWN, MAX_ELEMENTS, RANKED
 
 KNOWN: dict[str, Callable[[], Any]] = {
     "arithmetic": lambda: (torch.arange(4) * 8 + 8).int().tolist(),
@@ -241,6 +241,52 @@ def test_masks_of_random_elements_are_drawn(name: str) -> None:
 
 def _line(graph: Graph) -> str:
     return graph.notes[0].rpartition(":")[2].rstrip(")")
+
+
+def test_numbers_from_0_to_1_are_followed_through_arithmetic() -> None:
+    """As the boxes of a detector and the positions of points, which follow from `torch.rand`."""
+
+    def step() -> list[int]:
+        boxes = torch.rand(500, 4) * 0.6 + 0.2
+        left = boxes[boxes[:, 0] < 0.5]
+        return [len(left), int((left[:, 0] < 0.5).sum()), int((boxes[:, 1] * 10).long().max())]
+
+    (chosen, same, largest), graph = told(step)
+    assert 200 < chosen == same < 300 and largest == 7
+    assert [note.partition(" (")[0] for note in graph.notes] == [f"assumed: {DRAWN}"]
+
+
+def test_one_number_at_random_lies_in_its_range_and_its_decision_is_said_in_the_headline() -> None:
+    value, graph = told(lambda: ["only"][int(torch.empty(1).uniform_(0.0, 1.0).item())])
+    assert value == "only" and any("decisive: 1 for a number that is compared" in note for note in graph.notes)
+    value, _ = told(lambda: [torch.empty(1).uniform_(5.0, 6.0).item(), torch.rand(()).item()])
+    assert 5 <= value[0] < 6 and 0 <= value[1] < 1
+
+
+@pytest.mark.parametrize("device", [None, "cuda"])
+def test_one_value_for_what_an_unknown_mask_chooses_needs_no_count(device: str | None) -> None:
+    def step() -> None:
+        x = torch.randn(8, 8, device=device or "cpu", requires_grad=True)
+        made = x * 2
+        made[made.detach() > 1] = 0.0
+        made.sum().backward()
+
+    ops = [op for op in sketch(step, device).ops if op.name.startswith("aten::index_put")]
+    assert [op.name for op in ops] == ["aten::index_put_", "aten::index_put"], "forward, and the gradient's"
+    assert all(op.produced[0].shape == (8, 8) for op in ops)
+
+
+def test_as_many_numbers_are_counted_as_minlength_says() -> None:
+    def step() -> list[Any]:
+        bins = (torch.randn(64).sigmoid() * 4).long()
+        counts = torch.bincount(bins, minlength=4), torch.bincount(bins, torch.ones(64), minlength=5)
+        return [(len(each), each.dtype) for each in counts]
+
+    value, graph = told(step)
+    assert value == [(4, torch.int64), (5, torch.float32)]
+    assert any(f"assumed: {COUNTED}" in note for note in graph.notes)
+    with pytest.raises(ForetraceError, match="depends on the data"):
+        sketch(lambda: torch.bincount(torch.randn(4).long()))
 
 
 def test_a_mask_of_random_numbers_that_were_changed_is_unknown() -> None:

@@ -18,7 +18,18 @@ import torch
 
 from foretrace.errors import ForetraceError
 from foretrace.record.guard.side_effects import INSTALLED, OURS, script_line
-from foretrace.record.sketch.values import ALIKE, CHANCE, CHECKED, DRAWN, EVEN, FINITE, LONGEST, RANKED, SHUFFLED
+from foretrace.record.sketch.values import (
+    ALIKE,
+    CHANCE,
+    CHECKED,
+    COUNTED,
+    DRAWN,
+    EVEN,
+    FINITE,
+    LONGEST,
+    RANKED,
+    SHUFFLED,
+)
 
 TORCHS = str(Path(str(torch.__file__)).parent) + os.sep
 DISPATCH = tuple(
@@ -39,6 +50,8 @@ FLAG, INTEGER = "False for a flag", "1 for an integer, perhaps a size"
 NUMBER, COMPARED = "1 for a number", "1 for a number that is compared"
 ARRAY = "1 for each number of an array, which may decide something"
 PASSED = "PyTorch's own checks of values pass"
+STEERING = (FLAG, INTEGER, COMPARED, ARRAY, CHECKED, RANKED, CHANCE)
+"""What may lead to another step than the one that would run."""
 BUILDING, WARM_UP, STEP = "building", "warm-up", "step"
 
 
@@ -99,16 +112,27 @@ class Assumptions:
 
     def notes(self) -> list[str]:
         """What to tell the reader."""
-        built = self._read_at(BUILDING, FLAG, INTEGER, COMPARED, NUMBER, ARRAY, CHECKED, RANKED, CHANCE)
+        built = self._read_at(BUILDING, *STEERING, NUMBER)
         notes = [f"assumed while the model was built: {_listed(built)}"] if built else []
-        if decisive := self._read_at(STEP, FLAG, INTEGER, COMPARED, ARRAY, CHECKED, RANKED, CHANCE):
+        if decisive := self._read_at(STEP, *STEERING):
             notes.append(f"assumed in the step, and decisive: {_listed(decisive)}")
         for lines in self._read_at(STEP, NUMBER).values():
             count = sum(lines.values())
             read = "value read on the host (.item()) was" if count == 1 else "values read on the host (.item()) were"
             notes.append(f"{count:,} {read} assumed to be 1{_places(lines)}")
-        usual = {**self._read_at(BUILDING, DRAWN), **self._read_at(STEP, FINITE, PASSED, DRAWN, ALIKE, LONGEST, EVEN)}
+        usual = {
+            **self._read_at(BUILDING, DRAWN),
+            **self._read_at(STEP, FINITE, PASSED, DRAWN, ALIKE, LONGEST, EVEN, COUNTED),
+        }
         return [*notes, f"assumed: {_listed(usual)}"] if usual else notes
+
+    def steered(self) -> str:
+        """What was assumed so far, in whatever stage, that may have led astray."""
+        found: dict[str, dict[str, int]] = {}
+        for (_, what), lines in self._found.items():
+            if what in STEERING:
+                found[what] = {**found.get(what, {}), **lines}
+        return _listed(found)
 
     def _read_at(self, stage: str, *kinds: str) -> dict[str, dict[str, int]]:
         """The lines that read values of some kinds; of those while building, the ones that the step does not repeat.
@@ -123,8 +147,7 @@ class Assumptions:
         return {what: lines for what, lines in found.items() if lines}
 
     def _decides(self) -> None:
-        if self._stage == STEP:
-            self._note(COMPARED, script_line())
+        self._note(COMPARED, script_line())
 
     def _note(self, what: str, line: str) -> None:
         lines = self._found.setdefault((self._stage, what), {})

@@ -28,11 +28,14 @@ from foretrace.record.sketch.assumptions import ARRAY, Assumptions
 from foretrace.record.sketch.cuda_api import gpu_is_visible
 from foretrace.record.sketch.packed_sequences import packed
 from foretrace.record.sketch.sparse_tensors import SparseTensors
-from foretrace.record.sketch.values import CHECKED, MAX_INTEGERS, RANKED, UNKNOWN, Values
+from foretrace.record.sketch.values import CHECKED, COUNTED, DRAWN, MAX_INTEGERS, RANKED, UNKNOWN, Values
 from foretrace.record.sketch.view_replays import ViewReplays
 from foretrace.record.watch.tensors import TensorRegistry
 from foretrace.record.watch.watch import Watch, desugars
 
+aten: Any = torch.ops.aten
+FILLS = (aten.index_put_.default, aten.index_put.default)
+"""``tensor[mask] = value``: with one value, the number of elements that the mask chooses decides nothing."""
 NO_FAKE = "no fake impl registered"
 """In PyTorch's error where a custom operator does not say what it gives."""
 
@@ -46,7 +49,8 @@ class FakeStepMode(FakeTensorMode):
         self.assumptions = Assumptions()
         self._sparse = SparseTensors(self)
         self.assumes_arrays = False
-        """Whether unknown tensors may become arrays: in programs, which log, save and act on them."""
+        """Whether unknown tensors may become arrays: in programs, and of steps on a GPU, which log, save and act on
+        them."""
         self.calls = 0
         """How many calls were made so far."""
         self._ragged = 0
@@ -77,9 +81,7 @@ class FakeStepMode(FakeTensorMode):
             result = super().__torch_dispatch__(func, types, args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
             made = self._shaped_by_values(func, args, kwargs or {})
-            if made is UNKNOWN and func is torch.ops.aten.allclose.default:
-                self.assumptions.known(frozenset({CHECKED}), self.calls)
-                return True
+            made = self._assumed(func, args, kwargs or {}) if made is UNKNOWN else made
             if made is UNKNOWN:
                 raise
             return made
@@ -102,21 +104,22 @@ class FakeStepMode(FakeTensorMode):
         """The only element of a tensor: its value where it is known, else an assumed one."""
         known = self._known(fake)
         if known is None:
-            return self.assumptions.unknown(fake.dtype, self.calls)
+            assumed, at_random = self.assumptions.unknown(fake.dtype, self.calls), self.values.at_random(fake)
+            return assumed if at_random is None else at_random
         with no_dispatch():
             return known.item()
 
     def _known(self, fake: Any) -> torch.Tensor | None:
-        """The values of a tensor that is read, noted with what they rest on; None where they are unknown.
-
-        A number that follows from draws, as an accuracy does, is as unknown as a loss.
-        """
-        known, assumed = self.values.of(fake), self.values.assumed(fake)
-        if known is None or (RANKED in assumed and fake.is_floating_point()):
-            return None
-        if assumed:
+        """The values of a tensor that is read, noted with what they rest on; None where they are unknown."""
+        known = self._readable(fake)
+        if known is not None and (assumed := self.values.assumed(fake)):
             self.assumptions.known(assumed, self.calls)
         return known
+
+    def _readable(self, fake: Any) -> torch.Tensor | None:
+        """The values of a tensor; a number that follows from draws, as an accuracy does, is as unknown as a loss."""
+        drawn = fake.is_floating_point() and not self.values.assumed(fake).isdisjoint((DRAWN, RANKED))
+        return None if drawn else self.values.of(fake)
 
     def item(self, fake: Any) -> Any:
         """``Tensor.item``: a number that is assumed tells where it decides something."""
@@ -143,7 +146,7 @@ class FakeStepMode(FakeTensorMode):
     def numpy(self, fake: Any, **options: Any) -> Any:
         """``Tensor.numpy``, of tensors with values; a single number may be assumed, as a loss that is logged."""
         readable = not fake.requires_grad and not fake.is_cuda
-        known = self.values.of(fake) if readable else None
+        known = self._readable(fake) if readable else None
         if known is None and readable and self.assumes_arrays and fake.numel() != 1:
             value = self.assumptions.unknown(fake.dtype, self.calls, ARRAY)
             with _disable_current_modes(), torch._C.DisableTorchFunction():
@@ -178,6 +181,24 @@ class FakeStepMode(FakeTensorMode):
             return result
 
         return made if packs else tree_map_only(torch.Tensor, fake, made)
+
+    def _assumed(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """The result of a call that unknown values decide in theory only; `UNKNOWN` of others."""
+        if func is aten.allclose.default:
+            self.assumptions.known(frozenset({CHECKED}), self.calls)
+            return True
+        if func in FILLS and args[2].numel() == 1:  # the mask chooses what is overwritten
+            made = args[0] if func is aten.index_put_.default else torch.empty_like(args[0])
+            self.values.follow(func, args, kwargs, made)
+            return made
+        if func is aten.bincount.default:
+            given = dict(zip(("self", "weights", "minlength"), args)) | kwargs
+            if (length := given.get("minlength", 0)) > 0:
+                self.assumptions.known(frozenset({COUNTED}), self.calls)
+                kind = getattr(given.get("weights"), "dtype", None)
+                sums = torch.int64 if kind is None else kind if kind == torch.float32 else torch.float64
+                return args[0].new_empty(length, dtype=sums)
+        return UNKNOWN
 
     def _lifted(self, fake: Any, real: torch.Tensor) -> None:
         """A constant of the script has its values; PyTorch's own way of following them loses aliases."""

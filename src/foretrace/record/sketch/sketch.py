@@ -57,6 +57,9 @@ OWN_TABLES = (
 NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
 """Errors of PyTorch where a call can't be traced without values."""
 
+STEERED = "before it failed, the sketch assumed "
+"""The beginning of a note of an error that may follow from assumed values."""
+
 
 def sketch(
     step_fn: Callable[[], Any],
@@ -187,6 +190,7 @@ def pretending(device: str | None, world: int | None, rank: int, compile: str | 
         stack.enter_context(readable(fake_step))
         gpu, left_out = None, LeftOut()
         if device == "cuda":
+            fake_step.assumes_arrays = True
             left_out = stack.enter_context(eager_code_on_cuda())
             gpu = stack.enter_context(pretended_cuda(fake_step.copied))
         compiled = stack.enter_context(compiled_regions(gpu, compile, called_before))
@@ -222,6 +226,10 @@ def pretending(device: str | None, world: int | None, rank: int, compile: str | 
                 f"the step can't be sketched: {error.strerror or error}",
                 "A sketch does nothing outside of its process: leave that out of the step, or record a real run.",
             ) from error
+        except Exception as error:
+            if steered := fake_step.assumptions.steered():
+                error.add_note(f"{STEERED}{steered}")
+            raise
 
 
 @contextmanager

@@ -3,8 +3,9 @@
 Architectures are read from tensors (``torch.linspace(0, rate, depth).tolist()``), and steps count in tensors. Such
 values follow from the script alone, so they are computed for real: each storage of a fake tensor may have a real one
 behind it, which a call reads where all its arguments have one, and which a write with unknown values ends. Random
-integers (lengths, ids, labels) and masks of random elements are drawn, so that shapes which follow from them are those
-of one real batch. Other random numbers, and what is computed from them, are unknown.
+integers (lengths, ids, labels), numbers from 0 to 1 (boxes, positions) and masks of random elements are drawn, so that
+shapes which follow from them are those of one real batch. Other random numbers, as those of `torch.randn`, and what is
+computed from them, are unknown.
 
 Some results of unknown tensors are assumed, since they are the same in every step that goes well: numbers are finite,
 checks of all elements pass (`ASSUMED`). Where the largest elements of an unknown tensor are is drawn, as if all were
@@ -37,6 +38,7 @@ CHANCE = "what happens by chance, which was drawn once"
 ALIKE = "other ranks send what this one has"
 LONGEST = "sequences of a CTC loss are as long as they may be"
 EVEN = "ids hit the rows of a table evenly"
+COUNTED = "numbers that are counted are below minlength"
 """What values that are assumed rest on."""
 DRAWS = ("randint", "randint_like", "random_", "bernoulli")
 """Calls that make random integers and flags."""
@@ -76,6 +78,8 @@ class Drawn:
     fake: weakref.ref[torch.UntypedStorage]
     uniform: bool
     """Whether its own numbers are such ones, and not just their order."""
+    bounds: tuple[float, float] | None = None
+    """From where to where its only number is, for one at random."""
     numbers: torch.Tensor | None = None
     """One for each element of the storage, once they are asked for."""
 
@@ -158,17 +162,34 @@ class Values:
         self._held.pop(storage, None)
         self._drawn.pop(storage, None)
 
+    def at_random(self, fake: Any) -> float | None:
+        """The number that was drawn for a tensor which holds one at random; None of others."""
+        drawn = self._drawn.get(fake.untyped_storage()._cdata) if fake.layout == torch.strided else None
+        if drawn is None or drawn.bounds is None or fake.untyped_storage().nbytes() != fake.element_size():
+            return None
+        numbers, (low, high) = self._numbers(fake), drawn.bounds
+        with no_dispatch():
+            return None if numbers is None else low + (high - low) * numbers.item()
+
     @one_thread()
     def compute(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """What a call gives, from the values of its arguments; `UNKNOWN` where one has none, or it fails."""
-        beside = func.namespace == "fbgemm"  # numbers that belong to ids are moved with them, and decide nothing
+        if not traits(func).computable:
+            return UNKNOWN
+
+        def by_shape(fake: Any) -> bool:  # FBGEMM's: numbers that belong to ids are moved with them, and decide nothing
+            return func in SHAPED_LIKE or (func.namespace == "fbgemm" and fake.is_floating_point())
+
+        inputs = [fake for fake in _fakes((*args, *kwargs.values())) if not by_shape(fake)]
+        lacking = [*filter(self._lacks, inputs)]
+        if not all(map(self._is_uniform, lacking)):
+            return UNKNOWN
+        for fake in lacking:
+            self._reveal(fake)
 
         def values(fake: Any) -> torch.Tensor | None:
-            return _same_shape(fake) if func in SHAPED_LIKE or (beside and fake.is_floating_point()) else self.of(fake)
+            return _same_shape(fake) if by_shape(fake) else self.of(fake)
 
-        given = [values(fake) for fake in _fakes((*args, *kwargs.values()))]
-        if not traits(func).computable or any(each is None for each in given):
-            return UNKNOWN
         args, kwargs = tree_map_only(FakeTensor, values, (args, {**kwargs}))
         if "device" in kwargs:
             kwargs["device"] = torch.device("cpu")
@@ -189,10 +210,12 @@ class Values:
         if self._overwrites(func, args) and self._lacks(args[0]) and _fills_its_storage(args[0]):
             self.hold(args[0], torch.zeros((), dtype=args[0].dtype))
         read = () if func in SHAPED_LIKE else given
-        assumed = self.assumed(*read) | ({DRAWN} if kind.draws else set())
         values = self.compute(func, args, kwargs)
         if values is UNKNOWN:
             return False
+        assumed = self.assumed(*read) | ({DRAWN} if kind.draws else set())
+        if func.overloadpacket in COMPARISONS and made[0].numel() == 1 and any(t.is_floating_point() for t in read):
+            assumed = frozenset(CHANCE if why is DRAWN else why for why in assumed)
         for fake, real in zip(made, (value for value in _leaves(values) if isinstance(value, torch.Tensor))):
             if not _is_among(fake, given) and not (func.namespace == "fbgemm" and fake.is_floating_point()):
                 self.hold(fake, real, assumed)
@@ -238,8 +261,10 @@ class Values:
 
     def _assume(self, func: Any, args: Any, kwargs: dict[str, Any], made: list[Any]) -> None:
         """Hold what a result of unknown tensors is assumed to be."""
-        if func in UNIFORM and not args[1:]:
-            self._stand_in(made[0], uniform=True)
+        if func in UNIFORM:
+            low, high = (*args[1:], *(0.0, 1.0)[len(args[1:]) :]) if func is aten.uniform_.default else (0.0, 1.0)
+            if made[0].numel() == 1 or not args[1:]:
+                self._stand_in(made[0], uniform=not args[1:]).bounds = (low, high)
         packet = func.overloadpacket
         if packet in RANKS or (packet in RANKS_WITH_VALUES and len(made) == 2):
             if (
@@ -276,6 +301,22 @@ class Values:
         if drawn.numbers is None or len(drawn.numbers) != count:
             drawn.numbers = torch.rand(count)
         return drawn.numbers.as_strided(fake.shape, fake.stride(), fake.storage_offset())
+
+    def _is_uniform(self, fake: Any) -> bool:
+        """Whether a tensor is a small part of random numbers from 0 to 1; one number alone is a decision, no data."""
+        if not _is_small(fake) or fake.untyped_storage().nbytes() <= fake.element_size():
+            return False
+        drawn = self._drawn.get(fake.untyped_storage()._cdata)
+        return drawn is not None and drawn.uniform
+
+    def _reveal(self, fake: Any) -> None:
+        """Hold the numbers from 0 to 1 that were drawn for a tensor's storage."""
+        if self._lacks(fake) and self._numbers(fake) is not None:
+            key = fake.untyped_storage()._cdata
+            numbers = self._drawn.pop(key).numbers
+            self.hold(fake, torch.zeros(()), frozenset({DRAWN}))
+            with no_dispatch(), torch._C.DisableTorchFunction():
+                torch.empty(0, dtype=fake.dtype).set_(self._held[key].storage).copy_(numbers)
 
     def _drawn_mask(self, func: Any, args: Any) -> torch.Tensor | None:
         """A mask of random elements, where random numbers from 0 to 1 are compared with what is known."""
