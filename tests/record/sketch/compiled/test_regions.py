@@ -16,7 +16,7 @@ from foretrace.graph import ForetraceError, Graph
 from foretrace.graph.graph import cautions
 from foretrace.graph.op import COMPILED_REGION, GRAPH_LAUNCH
 from foretrace.record.sketch.compiled.inductor import program_of
-from foretrace.record.sketch.compiled.regions import compiled_regions
+from foretrace.record.sketch.compiled.regions import NOTHING, compiled_regions
 from foretrace.record.sketch.cuda_api import gpu_is_visible
 from foretrace.record.sketch.sketch import sketch
 from foretrace.record.watch.profile import something_is_compiled
@@ -424,3 +424,48 @@ def test_a_backward_is_compiled_for_the_layouts_that_the_forward_writes(monkeypa
     assert strides and set(strides) == {channels_last}, (
         "TorchInductor lays convolutions out so, whatever the weights are"
     )
+
+
+class Cells(torch.nn.Module):
+    """A recurrent network that is written out cell by cell."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = torch.nn.GRUCell(8, 8)
+
+    def forward(self, given: torch.Tensor) -> Any:
+        state = torch.zeros_like(given[0])
+        for row in given:
+            state = self.cell(row, state)
+        return state
+
+
+class Recurrent(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.head = torch.nn.LSTM(8, 8), torch.nn.Linear(8, 2)
+
+    def forward(self, given: torch.Tensor) -> Any:
+        return self.head(self.layers(given)[0][-1])
+
+
+def trained(model: Callable[[], torch.nn.Module], *shape: int) -> Graph:
+    """The sketch of a compiled model's forward and backward."""
+
+    def build() -> Callable[[], Any]:
+        compiled = torch.compile(model().to("cuda"))
+        return lambda: compiled(torch.randn(*shape, device="cuda")).sum().backward()
+
+    return sketch(build, device="cuda")
+
+
+@on_cuda
+def test_kernels_that_only_a_gpu_has_are_called_by_compiled_programs() -> None:
+    names = [op.name for op in trained(Cells, 3, 4, 8).ops]
+    assert names.count(COMPILED_REGION) == 2 and names.count("aten::_thnn_fused_gru_cell") == 3
+
+
+@on_cuda
+def test_a_model_of_which_nothing_is_compiled_says_so() -> None:
+    graph = trained(Recurrent, 3, 4, 8)
+    assert COMPILED_REGION not in {op.name for op in graph.ops} and NOTHING in graph.notes

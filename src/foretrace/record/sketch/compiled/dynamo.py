@@ -25,7 +25,7 @@ from torch._dynamo.variables import builder, torch_function
 from torch._dynamo.variables.optimizer import OptimizerVariable
 from torch._functorch._aot_autograd.runtime_wrappers import FakifiedOutWrapper
 from torch._inductor.decomposition import select_decomp_table
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, UnsupportedOperatorException
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 import foretrace
@@ -48,6 +48,7 @@ from foretrace.record.sketch.compiled.inductor import (
 from foretrace.record.sketch.compiled.program import Program, watching
 from foretrace.record.sketch.compiled.regions import GRAPHED, CompiledRegions, eager_regions
 from foretrace.record.sketch.cuda import CPU, CUDA, FunctionsOnCuda, PretendedGpu
+from foretrace.record.sketch.cuda_ops import OWN_RESULTS
 from foretrace.record.sketch.fake_step import quiet
 from foretrace.record.watch.compiled_programs import Program as WatchedProgram
 
@@ -140,8 +141,10 @@ class Compiler:
                 try:
                     with _disable_current_modes(), self._labels.compiling():
                         made = callback(frame, *rest, **options)
-                    if watched and dynamo.utils.counters["stats"]["unique_graphs"] > graphs:
-                        self._regions.compiled_again.append(code.co_name)
+                    if dynamo.utils.counters["stats"]["unique_graphs"] > graphs:
+                        self._regions.has_graphs = True
+                        if watched:
+                            self._regions.compiled_again.append(code.co_name)
                     return made
                 except dynamo.exc.Unsupported as error:  # with graph breaks allowed there would be one
                     raise ForetraceError(f"the step can't be compiled: {reason(error)}", FULL_GRAPH) from error
@@ -230,13 +233,24 @@ class Compiler:
     def _on_true_devices(self, dispatch: Any) -> Any:
         """Fake tensors that are traced are on the CPU, whatever device they are labelled with."""
 
-        def dispatched(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if not self._labels.compiles or self._labels.in_dispatch:
+        def answered(mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+            try:
                 return dispatch(mode, func, types, args, kwargs)
+            except (NotImplementedError, UnsupportedOperatorException):
+                if func not in OWN_RESULTS:
+                    raise
+            with mode:  # PyTorch asks the GPU's kernel itself
+                return OWN_RESULTS[func](*args, **(kwargs or {}))
+
+        def dispatched(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if not self._labels.compiles:
+                return dispatch(mode, func, types, args, kwargs)
+            if self._labels.in_dispatch:
+                return answered(mode, func, types, args, kwargs)
             if (kwargs or {}).get("device") is not None:
                 kwargs = {**kwargs, "device": torch.device(CPU)}
             with self._labels.true_devices():
-                return dispatch(mode, func, types, args, kwargs)
+                return answered(mode, func, types, args, kwargs)
 
         return dispatched
 

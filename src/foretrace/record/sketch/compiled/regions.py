@@ -25,6 +25,7 @@ from foretrace.record.sketch.cuda import PretendedGpu
 from foretrace.record.watch import context
 
 TOO_OLD = "PyTorch is older than 2.6"
+NOTHING = "torch.compile compiles nothing here: TorchDynamo breaks off in each function, which runs as eager code"
 VISIBLE_GPU = "a GPU is visible: hide it, CUDA_VISIBLE_DEVICES="
 
 
@@ -40,6 +41,8 @@ class CompiledRegions:
         self.wanted = wanted
         self.seen = False
         """Whether the step has called a compiled function."""
+        self.has_graphs = False
+        """Whether TorchDynamo has found a graph in one."""
         self._eager: dict[int, tuple[Any, str]] = {}
         self._failed: Counter[str] = Counter()
         self._not_captured: Counter[str] = Counter()
@@ -76,6 +79,8 @@ class CompiledRegions:
         for why, count in self._not_captured.items():
             programs = "1 compiled program is" if count == 1 else f"{count} compiled programs are"
             said.append(f"{programs} not in a CUDA graph: {why}")
+        if self.seen and not self.has_graphs and not reasons:
+            said.append(NOTHING)
         if self.compiled_again:
             names = ", ".join(dict.fromkeys(self.compiled_again))
             said.append(
