@@ -479,6 +479,15 @@ class PreTrainedModel(torch.nn.Linear):
     assert not (tmp_path / "model").exists()
 
 
+def test_the_module_of_an_exported_program_is_the_one_that_was_exported() -> None:
+    def step() -> None:
+        program = torch.export.export(torch.nn.Linear(4, 4), (torch.ones(2, 4),))
+        program.module()(torch.ones(2, 4))
+
+    graph = sketch(step)
+    assert "aten::addmm" in {op.name for op in graph.ops} and any("export a model" in note for note in graph.notes)
+
+
 def test_a_module_that_is_imported_meanwhile_gets_its_stand_ins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

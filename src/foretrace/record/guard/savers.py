@@ -221,7 +221,14 @@ for _checkpoint in ("torch.distributed.checkpoint", "torch.distributed.checkpoin
     stands_in_for(f"{_checkpoint}:save", f"{_checkpoint}:async_save", f"{_checkpoint}:save_state_dict")(
         does_nothing("save a distributed checkpoint to {}", "checkpoint_id")
     )
-stands_in_for("torch.export:export")(does_nothing("export a model", gives=lambda: Inert()))
+
+
+@stands_in_for("torch.export:export")
+def _export(original: Any, mod: Any, *args: Any, **kwargs: Any) -> Inert:
+    note("export a model")
+    return Inert(module=lambda *_, **__: mod)
+
+
 stands_in_for("torch:Tensor.share_memory_", "torch:UntypedStorage.share_memory_")(lambda original, self, *_: self)
 
 
