@@ -11,7 +11,7 @@ nothing of torch is replaced that a script could have imported before, or could 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -22,7 +22,6 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _device
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from foretrace.record.sketch.autocast import CudaAutocast, counting_regions
@@ -252,7 +251,7 @@ class Labels:
         for tensor in (*module.parameters(), *module.buffers()):
             self._labels[self._holder(tensor)] = label
 
-    def expected(self, arguments: list[Any]) -> str:
+    def expected(self, arguments: Iterable[Any]) -> str:
         """The label of a call's results: the requested device, else that of its arguments."""
         if self.requested is not None:
             return self.requested
@@ -268,6 +267,22 @@ class Labels:
     def _holder(self, tensor: torch.Tensor) -> Any:
         fake = self._fake_of(_innermost(tensor))
         return fake.untyped_storage() if fake.layout == torch.strided else fake
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """What lists, tuples and dictionaries hold: in a tenth of the time of `tree_leaves`, which knows any container.
+
+    >>> [*leaves(([1, (2,)], {"dim": 3}))]
+    [1, 2, 3]
+    """
+    if isinstance(value, (list, tuple)):
+        for part in value:
+            yield from leaves(part)
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from leaves(part)
+    else:
+        yield value
 
 
 def _innermost(tensor: Any) -> Any:
@@ -330,7 +345,13 @@ class Follower(TorchDispatchMode):
         kwargs = dict(kwargs or {})
         if getattr(kwargs.get("device"), "type", CPU) != CPU:  # hooks of backward are not asked by `Answers`
             kwargs["device"] = torch.device(CPU)
-        label = self._labels.expected(tree_leaves((args, kwargs)))
+        if not isinstance(func, torch._ops.OpOverload):  # it calls functions of the step
+            return self._labelled(func, args, kwargs)
+        with torch._C.DisableTorchFunction():  # PyTorch's own code asks fake tensors about themselves, again and again
+            return self._labelled(func, args, kwargs)
+
+    def _labelled(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        label = self._labels.expected(leaves((args, kwargs)))
         with self._labels.true_devices():
             on_cuda = label == CUDA
             result = result_on_gpu(func, args, kwargs) if on_cuda and func.namespace == "fbgemm" else None
@@ -339,7 +360,7 @@ class Follower(TorchDispatchMode):
                 result = own(*args, **kwargs)
             if on_cuda and func in OTHER_RESULTS:
                 result = OTHER_RESULTS[func](args, result)
-        for made in tree_leaves(result):
+        for made in leaves(result):
             if isinstance(made, FakeTensor):  # a real one, as sizes of packed sequences are, is on the CPU
                 self._labels.put(made, label)
         return result
@@ -396,7 +417,7 @@ class FunctionsOnCuda(TorchFunctionMode):
         elif func is torch.Tensor.new_tensor:
             label = self._labels.of(args[0])
         else:
-            label = None if any(isinstance(a, torch.Tensor) for a in tree_leaves((args, kwargs))) else CPU
+            label = None if any(isinstance(a, torch.Tensor) for a in leaves((args, kwargs))) else CPU
         changed = changed_view(func, args)
         with self._requesting(label):
             made = func(*args, **kwargs)

@@ -260,6 +260,12 @@ class FakeStepWatch(Watch):
         args, kwargs = self._fake_step.given(func, args), self._fake_step.given(func, kwargs)
         if func is torch.ops.prim.device.default or any(desugars(kind) for kind in types):
             return super().__torch_dispatch__(func, types, args, kwargs)
+        if not isinstance(func, torch._ops.OpOverload):
+            return self._seen(func, types, args, kwargs)
+        with torch._C.DisableTorchFunction():  # describing tensors asks them, and no function mode has an answer
+            return self._seen(func, types, args, kwargs)
+
+    def _seen(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         node = self.context.node
         if self._replays.is_replay(func, args):
             result = func(*args, **(kwargs or {}))
