@@ -30,6 +30,7 @@ from foretrace.graph.tables import (
     Longs,
     Names,
     Small,
+    below,
     distinct,
 )
 from foretrace.simulation.task_graph import KERNEL, SYNC, TRANSFER, TaskGraph, Timeline, previous_on_lane
@@ -283,7 +284,7 @@ def _held_kernels(graph: Graph, waits: Longs) -> tuple[Longs, Longs]:
     where this launches no more, on the one that it hands over to.
     """
     kernels, calls = graph.kernels, graph.calls
-    exchanges = _inside_exchange(graph)[calls.op[waits]] | (calls.op[waits] < 0)
+    collective = _inside_collective_calls(graph)[calls.op[waits]] | (calls.op[waits] < 0)
     launched = np.flatnonzero(kernels.call >= 0)
     launched = launched[np.argsort(calls.start[kernels.call[launched]], kind="stable")]
     computing = launched[kernels.kind[launched] != COLLECTIVE]
@@ -295,22 +296,19 @@ def _held_kernels(graph: Graph, waits: Longs) -> tuple[Longs, Longs]:
     held = np.full(len(waits), -1)
     for thread in distinct(calls.thread[waits]):
         for kind, some in ((True, launched), (False, computing)):
-            ours = np.flatnonzero((calls.thread[waits] == thread) & (exchanges == kind))
+            ours = np.flatnonzero((calls.thread[waits] == thread) & (collective == kind))
             held[ours] = next_of(some[calls.thread[kernels.call[some]] == thread], ours)
     last = np.flatnonzero(held < 0)
     held[last] = next_of(computing, last)
     return waits[held >= 0], held[held >= 0]
 
 
-def _inside_exchange(graph: Graph) -> NDArray[np.bool_]:
+def _inside_collective_calls(graph: Graph) -> NDArray[np.bool_]:
     """Whether each op is a collective's call or inside one; one entry more, for "no op"."""
     starts = graph.ops.names.matching(lambda name: name.startswith(LAUNCHING) and "wait" not in name)
     if not starts.any():
         return np.zeros(len(graph.ops) + 1, bool)
-    inside = [*starts[graph.ops.name].tolist(), False] if len(graph.ops) else [False]
-    for row, parent in enumerate(graph.ops.parent.tolist()):
-        inside[row] = inside[row] or (parent >= 0 and inside[parent])
-    return np.array(inside, bool)
+    return np.append(below(starts[graph.ops.name], graph.ops.parent), False)
 
 
 def sync_waits(graph: Graph, segments: Segments, streams: Streams) -> Pairs:

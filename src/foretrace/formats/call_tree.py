@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.graph import PHASES, Names, OpTable, Span
-from foretrace.graph.tables import ANNOTATION, CALL, NODE, Floats, Ints, Small, distinct
+from foretrace.graph.tables import ANNOTATION, CALL, NODE, Floats, Ints, Small, below, distinct
 
 ROUNDING_US = 1.0
 """How far an event may stick out of the event around it when timestamps are whole microseconds."""
@@ -99,22 +99,6 @@ def innermost(thread: Ints, start: Floats, end: Floats, parent: Ints, at_thread:
             closed = closed[(row[closed] >= 0) & (end[row[closed]] <= at[asked[closed]])]
         found[asked] = np.where(row >= 0, row, ending)
     return found
-
-
-def below(mark: NDArray[np.bool_], parent: Ints) -> NDArray[np.bool_]:
-    """Rows that are marked or lie below a marked row.
-
-    >>> below(np.array([False, True, False]), np.array([-1, 0, 1])).tolist()
-    [False, True, True]
-    """
-    inside = mark.copy()
-    above = parent.copy()
-    pending = np.flatnonzero(~inside & (above >= 0))
-    while len(pending):
-        inside[pending] = mark[above[pending]]
-        above[pending] = parent[above[pending]]
-        pending = pending[~inside[pending] & (above[pending] >= 0)]
-    return inside
 
 
 def kinds_by_name(ops: OpTable) -> Small:

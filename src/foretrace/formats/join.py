@@ -17,11 +17,10 @@ from itertools import chain, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.formats.call_tree import below
 from foretrace.formats.execution_trace.read import NO_TIMES
 from foretrace.formats.kineto.read import NO_SHAPES
 from foretrace.graph import Collective, ForetraceError, Graph, Names, Op, OpTable, Storage
-from foretrace.graph.tables import Ints, StorageTable, distinct
+from foretrace.graph.tables import Ints, StorageTable, distinct, nested_in
 
 SAME_STEP = 0.5
 """Share of the structure's ops that must be found in the profile, for both to be of the same step."""
@@ -90,7 +89,8 @@ def match_ops(structure: OpTable, profile: OpTable) -> Ints:
     leaf = np.ones(len(known) + 1, bool)  # the last one is for names that the structure does not have
     leaf[seen[structure.parent[structure.parent >= 0]]] = leaf[-1] = False
     around = _casting(profile) & leaf[code]
-    rows = np.flatnonzero(~_internal(profile, leaf[code] & ~around) & ~around & (code >= 0))
+    internal = nested_in(leaf[code] & ~around, profile.parent)  # below a call that has no children in the structure
+    rows = np.flatnonzero(~internal & ~around & (code >= 0))
     found = np.full(len(structure), -1, np.int32)
     for mine, theirs in _paired_threads(structure.thread, seen, profile.thread, code, rows):
         pairs = align_sequences(seen[mine].tolist(), code[theirs].tolist())
@@ -215,11 +215,6 @@ def _casting(profile: OpTable) -> NDArray[np.bool_]:
     )  # aten::roll rolls each dimension
     casting[outer[~again & ~casts]] = False
     return casting
-
-
-def _internal(profile: OpTable, leaf: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Which rows of the profile are below a call that has no children in the structure."""
-    return np.append(below(leaf, profile.parent), False)[profile.parent]
 
 
 def _paired_threads(

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from foretrace.graph.graph import Collective, Graph
 from foretrace.graph.op import GENERATED_KERNELS, SIDE_CALLS, Constant, Op, Tensor, Value, signature, tensors_in
 from foretrace.graph.operators import C10D_CALLS, COLLECTIVE_CALLS, collective_kind
-from foretrace.graph.tables import CALL, COLLECTIVE, NODE, Ints, Longs, OpTable, distinct
+from foretrace.graph.tables import CALL, COLLECTIVE, NODE, Ints, Longs, OpTable, distinct, nested_in
 
 COMPOSITE_OPS = Path(__file__).parent / "composite_ops.txt"
 SCALAR_VALUES: dict[str, Value] = {"float64": 1.0, "int64": 1, "bool": True}
@@ -46,7 +46,7 @@ def dispatched(graph: Graph) -> Ints:
     ops = graph.ops
     nested = bool(((ops.parent >= 0) & (ops.kind == CALL)).any())
     calls = _leaf_calls(ops) if nested else _calls(ops)
-    inside = _inside(ops.parent, calls)
+    inside = nested_in(calls, ops.parent)
     launching = np.zeros(len(ops), bool)
     launching[graph.kernels.op[graph.kernels.op >= 0]] = True
     return np.flatnonzero((calls | (launching & ~_around(ops.parent, calls))) & ~inside).astype(np.int32)
@@ -209,15 +209,6 @@ def _accumulating(ops: OpTable) -> tuple[Mask, Mask]:
     recorded = np.zeros(len(ops), bool)
     recorded[rows[first]] = True
     return direct, recorded & ~ops.names.matching("aten::detach".__eq__)[ops.name]
-
-
-def _inside(parents: Ints, calls: Mask) -> Mask:
-    """Whether each row is inside a call; parents come before their children."""
-    is_call = calls.tolist()
-    inside: list[bool] = []
-    for parent in parents.tolist():
-        inside.append(parent >= 0 and (is_call[parent] or inside[parent]))
-    return np.array(inside, bool)
 
 
 def _around(parents: Ints, calls: Mask) -> Mask:

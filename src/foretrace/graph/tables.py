@@ -298,6 +298,31 @@ def distinct(values: NDArray[Any]) -> NDArray[Any]:
     return ordered[first]
 
 
+def below(mark: NDArray[np.bool_], parent: Ints) -> NDArray[np.bool_]:
+    """Rows that are marked or lie below a marked row.
+
+    >>> below(np.array([False, True, False]), np.array([-1, 0, 1])).tolist()
+    [False, True, True]
+    """
+    inside = mark.copy()
+    above = parent.copy()
+    pending = np.flatnonzero(~inside & (above >= 0))
+    while len(pending):
+        inside[pending] = mark[above[pending]]
+        above[pending] = parent[above[pending]]
+        pending = pending[~inside[pending] & (above[pending] >= 0)]
+    return inside
+
+
+def nested_in(mark: NDArray[np.bool_], parent: Ints) -> NDArray[np.bool_]:
+    """Rows that lie below a marked row.
+
+    >>> nested_in(np.array([False, True, False]), np.array([-1, 0, 1])).tolist()
+    [False, False, True]
+    """
+    return np.append(below(mark, parent), False)[parent]
+
+
 def percentiles(values: NDArray[Any], which: Sequence[float]) -> list[float]:
     """Linearly interpolated percentiles, like `numpy.percentile` without its slow first import.
 
