@@ -113,8 +113,8 @@ class PowerModel:
 
     def slower(self, above_w: float) -> float:
         """How many times as long sustained work takes that would draw so much more than at rest, in a burst."""
-        room = max(self.limit_w - self.draw.rest_w, 0.05 * self.limit_w)
-        return float(max(1.0, above_w / room) ** self.slowdown)
+        headroom_w = max(self.limit_w - self.draw.rest_w, 0.05 * self.limit_w)
+        return float(max(1.0, above_w / headroom_w) ** self.slowdown)
 
     def drawn(self, above_w: float) -> float:
         """The draw of sustained work that would draw so much more than at rest."""

@@ -87,7 +87,7 @@ class LazyOps:
 
     read: Callable[[Path], Graph]
     path: Path
-    at_hand: dict[int, Op] = field(default_factory=dict)
+    made: dict[int, Op] = field(default_factory=dict)
 
     @cached_property
     def _detail(self) -> Callable[[int], Op]:
@@ -95,7 +95,7 @@ class LazyOps:
 
     def __call__(self, row: int) -> Op:
         """The op of a source row."""
-        known = self.at_hand.get(row)
+        known = self.made.get(row)
         return self._detail(row) if known is None else replace(known)
 
 
@@ -188,12 +188,12 @@ class _NodeOps:
         self._parent: list[int] = parent.tolist()
 
     def __reduce__(self) -> tuple[type[LazyOps], tuple[Callable[[Path], Graph], Path, dict[int, Op]]]:
-        at_hand = {}
+        made = {}
         with suppress(ForetraceError):  # said again by the one who looks at that op
             for row, node in enumerate(self._nodes):
                 if node.name in RULES:
-                    at_hand[row] = self(row)
-        return LazyOps, (read_execution_trace, self._path.absolute(), at_hand)
+                    made[row] = self(row)
+        return LazyOps, (read_execution_trace, self._path.absolute(), made)
 
     @cached_property
     def _last_inside(self) -> list[int]:
