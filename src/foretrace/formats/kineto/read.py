@@ -224,7 +224,8 @@ def _model_of(device: dict[str, Any]) -> str:
     'AMD Radeon Graphics of 104 processors and 64 GiB'
     """
     name, processors, nbytes = (device.get(key) for key in ("name", "numSms", "totalGlobalMem"))
-    if re.search(r"\d", str(name)) or not (isinstance(processors, int) and isinstance(nbytes, int)):
+    sized = isinstance(processors, int) and isinstance(nbytes, int) and 0 < min(processors, nbytes) <= nbytes < 2**63
+    if re.search(r"\d", str(name)) or not sized:
         return str(name)
     return f"{name or 'GPU'} of {processors} processors and {nbytes / 2**30:.0f} GiB"
 
