@@ -165,8 +165,10 @@ def _device_steps(columns: Columns, clock: Clock, calls: CallTable, kernels: Ker
         marks[name] = min(first, since), max(last, until)
     found = []
     for name, (since, until) in marks.items():
-        launches = kernels.call[(kernels.start >= since) & (kernels.end <= until) & (kernels.call >= 0)]
-        found.append(Span(name, min(float(calls.start[launches].min(initial=np.inf)), since), until))
+        inside = kernels.rows((kernels.start >= since) & (kernels.end <= until))
+        if len(inside):
+            launched = float(calls.start[inside.call[inside.call >= 0]].min(initial=np.inf))
+            found.append(Span(name, min(launched, float(inside.start.min())), float(inside.end.max())))
     found.sort(key=lambda span: span.start)
     periods = [one._replace(end=after.start) for one, after in pairwise(found)]
     return periods if len(periods) > 1 else periods + found[-1:]
