@@ -226,8 +226,9 @@ def _model_of(device: dict[str, Any]) -> str:
     'AMD Radeon Graphics of 104 processors and 64 GiB'
     """
     name, processors, nbytes = (device.get(key) for key in ("name", "numSms", "totalGlobalMem"))
-    sized = isinstance(processors, int) and isinstance(nbytes, int) and 0 < min(processors, nbytes) <= nbytes < 2**63
-    if re.search(r"\d", str(name)) or not sized:
+    if re.search(r"\d", str(name)) or not isinstance(processors, int) or not isinstance(nbytes, int):
+        return str(name)
+    if not 0 < processors < nbytes < 2**63:
         return str(name)
     return f"{name or 'GPU'} of {processors} processors and {nbytes / 2**30:.0f} GiB"
 
