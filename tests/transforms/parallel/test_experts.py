@@ -171,6 +171,7 @@ def test_a_rank_has_its_own_experts_with_as_many_rows_as_before(dropless: Graph)
 def test_experts_that_no_other_rank_has_are_not_reduced(dropless: Graph, options: dict[str, object]) -> None:
     graph = parallelize(dropless, data=4, experts=4, **options).graphs[0]  # type: ignore[arg-type]
     gates = 2 * EXPERTS * WIDTH
+    assert any("as many tokens as those of the others" in note for note in graph.notes)
     reduced = [one for one in graph.collectives if one.kind in ("all_reduce", "reduce_scatter", "all_gather")]
     assert reduced and all(tensor.numel <= gates for one in reduced for tensor in graph.ops[one.op].tensors)
 

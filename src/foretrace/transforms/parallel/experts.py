@@ -31,6 +31,8 @@ def with_experts(draft: Draft, calls: Sequence[EditedCall], group: ProcessGroup)
     ops = [call.op for call in calls]
     experts = _expert_weights(ops, set(weights_of(ops, draft.graph.source).weights), draft.graph.source, group.size)
     dropless = any(op.name == GROUPED_GEMM for op in ops)
+    if dropless:
+        draft.notes.append("experts of each rank are taken to get as many tokens as those of the others")
     mixture = (_Dropless if dropless else _Mixture)(draft, group, experts)
     made = [one for call in calls for one in mixture.apply(call)]
     for call in made:  # what was sent lives on in what arrived
