@@ -198,3 +198,15 @@ def test_an_error_says_what_was_assumed_before_it() -> None:
         sketch(step)
     (note,) = raised.value.__notes__
     assert re.fullmatch(r"before .* assumed 1 for a number that is compared \(test_assumptions.py:\d+\)", note)
+
+
+def test_an_optimizer_that_scales_by_norms_decides_nothing() -> None:
+    weight = torch.nn.Parameter(torch.ones(4, 4))
+    optimizer = torch.optim.Adafactor([weight])
+
+    def step() -> None:
+        optimizer.zero_grad()
+        (weight @ weight).sum().backward()
+        optimizer.step()
+
+    assert not cautions(sketch(step).notes)

@@ -231,7 +231,8 @@ def test_arguments_may_be_given_by_name() -> None:
     def step() -> None:
         q = torch.randn(1, 2, 8, 64, device="cuda", dtype=torch.bfloat16)
         F.scaled_dot_product_attention(query=q, key=q, value=q, is_causal=True)
-        F.one_hot(input=torch.zeros(3, dtype=torch.int64, device="cuda"), num_classes=4)
+        ids = torch.zeros(3, dtype=torch.int64, device="cuda")
+        F.one_hot(input=ids, num_classes=4)  # type: ignore[call-arg]
 
     assert names(cuda(step), "attention", "scatter") == ["_scaled_dot_product_cudnn_attention", "scatter_"]
 

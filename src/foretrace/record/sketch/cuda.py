@@ -342,6 +342,9 @@ class Follower(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(desugars(kind) for kind in types):
             return NotImplemented
+        if func is torch.ops.prim.device.default:  # C++ asks, often, and makes no tensor
+            with self._labels.true_devices(), torch._C.DisableTorchFunction():
+                return func(*args)
         kwargs = dict(kwargs or {})
         if getattr(kwargs.get("device"), "type", CPU) != CPU:  # hooks of backward are not asked by `Answers`
             kwargs["device"] = torch.device(CPU)

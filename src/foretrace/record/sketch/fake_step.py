@@ -258,8 +258,10 @@ class FakeStepWatch(Watch):
         if is_elsewhere():
             return func(*args, **(kwargs or {}))
         args, kwargs = self._fake_step.given(func, args), self._fake_step.given(func, kwargs)
-        if func is torch.ops.prim.device.default or any(desugars(kind) for kind in types):
+        if any(desugars(kind) for kind in types):
             return super().__torch_dispatch__(func, types, args, kwargs)
+        if func is torch.ops.prim.device.default:
+            return func(*args)
         if not isinstance(func, torch._ops.OpOverload):
             return self._seen(func, types, args, kwargs)
         with torch._C.DisableTorchFunction():  # describing tensors asks them, and no function mode has an answer
