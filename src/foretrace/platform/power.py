@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from foretrace.errors import ForetraceError
 from foretrace.platform.device import Device
-from foretrace.platform.hypothetical import unlikeness
 from foretrace.platform.platform import Platform
 from foretrace.platform.typed_json import Positive, read_as
 
@@ -102,6 +101,8 @@ class PowerModel:
         constants = PowerConstants.shipped()
         own = constants.known.get(device.name)
         if own is None:
+            from foretrace.platform.hypothetical import unlikeness  # devices that were measured have their own
+
             known = {name: Device.named(name) for name in constants.known}
             near = min(known, key=lambda name: unlikeness(known[name], device))
             like = [near] if unlikeness(known[near], device) < ALIKE else list(known)

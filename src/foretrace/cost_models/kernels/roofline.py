@@ -65,7 +65,7 @@ def work_of(op: Op) -> Work:
 
     >>> sparse = Tensor((1000, 1000), "float32", layout="sparse_csr", stored=5000)
     >>> work_of(Op("aten::mm", (sparse, Tensor((1000, 8), "float32")), outputs=(Tensor((1000, 8), "float32"),)))
-    Work(flops=80000.0, bytes=124000.0, rate='float32', round_trips=0.0)
+    Work(flops=80000.0, bytes=124000.0, rate='float32', round_trips=0.0, link_bytes=0.0)
     """
     made = op.produced
     moved = sum(map(_bytes_of, op.tensors)) + sum(map(_bytes_of, made))
