@@ -148,3 +148,24 @@ def test_a_script_that_waits_for_what_never_comes_is_ended_with_its_line(tmp_pat
     )
     ended = subprocess.run([sys.executable, str(waits)], capture_output=True, text=True, timeout=PATIENCE_S)
     assert ended.stderr.splitlines()[-1].endswith("WaitsError: at waits.py:5")
+
+
+def test_a_sketch_may_wait_for_who_reads_it(script: Path, tmp_path: Path) -> None:
+    script.write_text(f"import torch\n{STEP}")
+    program = tmp_path / "sketches.py"
+    program.write_text(
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "from foretrace.record import sketch_process\n"
+        "from foretrace.record.command import Script\n"
+        "sketch_process.end_when_idle.__defaults__ = (0.5,)\n"
+        "path, scratch = sys.argv[1:]\n"
+        "how = {**Script(Path(path))._asdict(), 'path': path}\n"
+        "sketch_process._sketch({'scratch': scratch, 'how': how, 'device': None, 'world': None})\n"
+        "time.sleep(3)\n"
+        "print('still there', flush=True)\n"
+    )
+    (tmp_path / "scratch").mkdir()
+    words = [sys.executable, str(program), str(script), str(tmp_path / "scratch")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert "still there" in done.stdout + done.stderr

@@ -342,8 +342,12 @@ def _sketch(wanted: dict[str, Any]) -> Graph:
     tempfile.tempdir = None  # found anew
     sys.dont_write_bytecode = True
     restrict([str(scratch)])
+    handle = signal.signal  # as it is without the guard
     end_when_idle()
     _until_exit.enter_context(guarded(scratch))
     how = wanted["how"]
     script = Script(**{**how, "path": Path(how["path"]), "arguments": tuple(how["arguments"])})
-    return sketch_of(script, wanted["device"], wanted["world"])
+    try:
+        return sketch_of(script, wanted["device"], wanted["world"])
+    finally:
+        handle(WAKE_UP, signal.SIG_IGN)  # who sends an answer may wait for its reader
