@@ -12,7 +12,7 @@ from foretrace.graph.tables import ANNOTATION
 from foretrace.platform.platform import Platform
 from foretrace.prediction.predict import predict_on_own_machine, predict_on_platform
 from foretrace.report.step import step_facts
-from tests.analysis.builders import Call, launch, rank
+from tests.analysis.builders import Call, Runtime, launch, rank, sync
 from tests.analysis.test_idle import LOADER, step
 from tests.narrowing import present
 
@@ -209,3 +209,21 @@ def test_what_limits_a_step_on_its_own_machine_is_what_limited_it_in_its_trace(s
     graph = rank(mark, Call("aten::mm", 1, 20), first, last, steps=[span])
     seen, report = ft.observe(graph), ft.predict(graph, on="own")
     assert seen.bound in ("queue", None) and report.bound == seen.bound
+
+
+def test_work_that_was_launched_and_not_recorded_is_unknown_and_not_all_on_the_host() -> None:
+    found = predict_on_own_machine(Job([rank(Call("aten::mm", 0, 50), Runtime(10, 20), sync(50, 90))]))
+    assert next(about for name, _, about in step_facts(found) if name == "step").endswith(
+        "its 1 launches have no kernels in the trace"
+    )
+    (caution,) = found.cautions
+    assert "none of the 1 launches has one in the trace" in caution
+    told = found.to_dict()
+    unknown = ("device_active_ms", "device_idle_ms", "device_span_ms", "kernel_ms", "kernels", "bound")
+    assert {told[name] for name in unknown} == {told["ranks"][0]["device_active_ms"]} == {None}
+
+
+def test_a_step_that_launches_nothing_is_all_on_the_host() -> None:
+    found = predict_on_own_machine(Job([rank(Call("aten::mm", 0, 50))]))
+    assert step_facts(found)[0][2].endswith("all of it on the host") and not found.cautions
+    assert found.to_dict()["device_active_ms"] == 0.0

@@ -198,9 +198,9 @@ class RankReport:
     queue_depth: QueueDepth = field(default_factory=QueueDepth)
     peak_memory_bytes: int | None = None
     launched_before_ms: float = 0.0
-    unrecorded_launches: int = 0
-    """Launches of a measured step of which the source has no kernel at all."""
     """Device time whose launch came before the trace began; of a predicted rank, before its step."""
+    unrecorded_launches: int = 0
+    """Its launches where the source has no kernel at all of it."""
 
     @property
     def on_device(self) -> bool:
@@ -271,7 +271,7 @@ class StepReport(NotebookDocument):
     kernels: int = 0
     """How many a predicted step launches."""
     unrecorded_launches: int = 0
-    """Launches of a measured step of which the source has no kernel at all."""
+    """Launches of a step of which the source has no kernel at all, on any rank."""
     exposed_communication_ms: float = 0.0
     """Collectives that no other device work overlaps."""
     hidden_communication_ms: float = 0.0

@@ -32,10 +32,20 @@ PER_RANK = (
 """Fields of a measured step's JSON that have a value for each rank."""
 
 
+OF_A_PREDICTED_RANK = ("device_active_ms", "device_span_ms", "bubble_ms", "launched_before_ms")
+OF_A_DEVICE = (
+    "device_active_ms", "device_idle_ms", "device_span_ms", "kernel_ms", "kernels", "exposed_communication_ms",
+    "hidden_communication_ms", "gbps",
+)  # fmt: skip
+"""Fields of a predicted step that are unknown where work was launched and the source has no kernel of it."""
+
+
 def predicted_fields(report: StepReport) -> dict[str, Any]:
     """The fields of a predicted step's JSON."""
+    unseen = dict.fromkeys(OF_A_DEVICE) if report.unrecorded_launches else {}
     return {
         **{name: getattr(report, name) for name in PREDICTED},
+        **unseen,
         "wait_ms": report.by_rank("wait_ms"),
         "ranks": [
             {
@@ -45,6 +55,7 @@ def predicted_fields(report: StepReport) -> dict[str, Any]:
                 "communication_ms": rank.communication.communication_ms,
                 "exposed_communication_ms": rank.communication.exposed_ms,
                 "bubble_ms": rank.bubble_ms, "host_ms": rank.host_ms, "launched_before_ms": rank.launched_before_ms,
+                **{name: None for name in OF_A_PREDICTED_RANK if unseen},
             }
             for rank in report.ranks
         ],

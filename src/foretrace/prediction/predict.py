@@ -103,7 +103,7 @@ def predict_on_own_machine(
     _add_period(report, job, done, bool(overrides.ranks or drop_gaps))
     report.fabric = fabric.name if fabric else None
     measured_as = [measured_range_note(job.graphs), *_stall_notes(ranks, report.step_ms), *_overhead_notes(ranks)]
-    report.notes = _job_notes(job, [*notes, *done.notes, *measured_as, *shared])
+    report.notes = _job_notes(job, [*report.notes, *notes, *done.notes, *measured_as, *shared])
     forget_unknown_limits(report)
     return report
 

@@ -26,7 +26,8 @@ from foretrace.analysis.idle import idle_rows, mean_idle
 from foretrace.analysis.report import RankReport, StepReport, Workings, bound_by, idle_by_cause
 from foretrace.cost_models.kernels.pricing import MODEL
 from foretrace.graph import Graph, Job
-from foretrace.graph.tables import launched_before, percentiles
+from foretrace.graph.graph import MISSING_KERNELS
+from foretrace.graph.tables import LAUNCH, launched_before, percentiles
 from foretrace.platform.device import Device
 from foretrace.prediction.device_work import SOURCES
 from foretrace.prediction.job import SimulatedJob
@@ -85,6 +86,7 @@ def build_report(job: Job, done: SimulatedJob, device: Device | None) -> StepRep
         late = [place for place, graph in enumerate(graphs) if graph.rank in {one.rank for one in report.stragglers}]
         report.straggler_gain_ms = gain_without(late, tasks, timeline) if late else None
     add_idle(report, done, [(0.0, timeline.span)] * len(graphs))
+    _add_unrecorded(report, graphs)
     samples = _centred(sample_step_ms(done), step_ms, measured=isinstance(done.ranks[0], MeasuredRank))
     low, high = percentiles(samples, PERCENTILES)
     report.low_ms, report.high_ms = min(low, step_ms), max(high, step_ms)
@@ -94,6 +96,20 @@ def build_report(job: Job, done: SimulatedJob, device: Device | None) -> StepRep
         tasks, timeline, path, done.graphs, done.segments, device, sources, _kernel_ranges(done), samples, collectives
     )
     return report
+
+
+def _add_unrecorded(report: StepReport, graphs: list[Graph]) -> None:
+    """Say that work was launched on a device of which nothing is known: then it isn't idle, nor all on the host."""
+    if any(len(graph.kernels) for graph in graphs):
+        return
+    for rank, graph in zip(report.ranks, graphs):
+        rank.unrecorded_launches = int((graph.calls.kind == LAUNCH).sum())
+    report.unrecorded_launches = launches = sum(rank.unrecorded_launches for rank in report.ranks)
+    if launches:
+        report.notes.append(
+            f"{MISSING_KERNELS}none of the {launches:,} launches has one in the trace; what the device does, and how "
+            "long, is unknown"
+        )
 
 
 def _add_memory(report: StepReport, need: MemoryNeed) -> None:

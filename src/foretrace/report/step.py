@@ -281,6 +281,8 @@ def _communication_facts(report: StepReport) -> Iterator[Fact]:
 
 def _predicted_limit(report: StepReport) -> str:
     """What limits a predicted step: the host or the device."""
+    if report.unrecorded_launches:
+        return f"its {report.unrecorded_launches:,} launches have no kernels in the trace"
     if not report.kernels:
         return "all of it on the host"
     if len(report.ranks) > 1 and report.span_ms and report.span_ms != report.step_ms:
