@@ -101,6 +101,19 @@ def test_what_makes_a_step_doubtful_is_said_with_its_source() -> None:
     assert found.device_active_ms == (0.01, None)
 
 
+def test_what_the_device_does_is_not_compared_with_a_step_of_which_that_is_unknown() -> None:
+    unseen = measure_step(Job([rank(Call("aten::mm", 0, 50), Runtime(10, 20))], source="cpu.json"))
+    for found in (
+        compare_steps(unseen, measure_step(job(step(2000)))),
+        compare_steps(measure_step(job(step(9))), unseen),
+    ):
+        told = found.to_dict()
+        assert [row["device_ms"] for row in (*told["by_op"], *told["by_family"])] == [[None, None]] * 2
+        assert abs(found.by_op[0].change_ms) == approx(0.04), "host time alone"
+        assert not (found.idle or found.critical_path or found.communication or found.collectives)
+        json.dumps(told, allow_nan=False)
+
+
 def test_idle_time_is_compared_by_its_cause() -> None:
     def loading(us: float) -> Graph:
         name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"

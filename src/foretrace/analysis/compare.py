@@ -24,6 +24,8 @@ WAIT_AND_TRANSFER = "exposed wait and transfer"
 """Exposed communication where it is unknown when the peers of some rank arrived, as of one rank alone."""
 ROUNDING = 1e-9
 """Milliseconds and calls below this are none."""
+UNKNOWN: Any = (None, None)
+"""Device times of which one step's are not recorded: without both there is no change."""
 Pair = tuple[float, float]
 """Before and after; predicted and measured."""
 
@@ -34,10 +36,11 @@ class TimeChange:
 
     name: str
     device_ms: Pair
+    """Both None where one of the steps has launches and no kernels."""
     host_ms: Pair
     count: tuple[int, int]
     change_ms: float
-    """Device and host time added up, after less before."""
+    """Device and host time added up, after less before; of host time alone where device time is unknown."""
 
 
 @dataclass(slots=True)
@@ -138,30 +141,33 @@ def compare_steps(before: StepReport, after: StepReport) -> StepDifference:
                 f"{report.source} has no times: what of it is slower or faster is unknown",
                 "Give the profiler trace of the same step.",
             )
-    rows = compare_rows(before.by_op, after.by_op)
+    known = not (before.unrecorded_launches or after.unrecorded_launches)
+    rows = compare_rows(before.by_op, after.by_op, known)
     had, has = ({row.name for row in report.by_op} for report in (before, after))
-    return StepDifference(
+    difference = StepDifference(
         before=before.source,
         after=after.source,
         step_ms=(before.step_ms, after.step_ms),
         device_active_ms=(_busiest(before), _busiest(after)),
-        critical_path=_changes(_path_by_kind(before), _path_by_kind(after)),
-        communication=_changes(_communication(before), _communication(after)),
-        collectives=_compare_collectives(before, after),
-        idle=_changes(before.idle_causes, after.idle_causes),
-        matched=_match(before, after, rows),
         by_op=rows,
-        by_family=compare_rows(before.by_family, after.by_family),
-        by_phase=compare_rows(before.by_phase, after.by_phase),
+        by_family=compare_rows(before.by_family, after.by_family, known),
+        by_phase=compare_rows(before.by_phase, after.by_phase, known),
         new=sorted(has - had),
         gone=sorted(had - has),
         cautions=[f"{report.source}: {text}" for report in (before, after) for text in _cautions(report)],
     )
+    if known:
+        difference.critical_path = _changes(_path_by_kind(before), _path_by_kind(after))
+        difference.communication = _changes(_communication(before), _communication(after))
+        difference.collectives = _compare_collectives(before, after)
+        difference.idle = _changes(before.idle_causes, after.idle_causes)
+        difference.matched = _match(before, after, rows)
+    return difference
 
 
 def _cautions(report: StepReport) -> list[str]:
     """Notes that make the figures of a step unreliable; that its device was not recorded comes first."""
-    unseen = report.unrecorded_launches
+    unseen = 0 if report.predicted else report.unrecorded_launches  # a prediction has a note of it
     return [f"its {unseen:,} launches have no kernels in the trace"] * bool(unseen) + report.cautions
 
 
@@ -279,8 +285,8 @@ def _matched(name: str, columns: list[list[float]], *more: Any) -> MatchedChange
     return MatchedChange(name, (device, device_after), (host, host_after), counts, change, *more)
 
 
-def compare_rows(before: Sequence[TimeRow], after: Sequence[TimeRow]) -> list[TimeChange]:
-    """Rows of two tables matched by name, the largest slow-down first.
+def compare_rows(before: Sequence[TimeRow], after: Sequence[TimeRow], device_known: bool = True) -> list[TimeChange]:
+    """Rows of two tables matched by name, the largest slow-down first; of host time alone where a device is unknown.
 
     >>> compare_rows([], [TimeRow("aten::mm", 2.0, 1.0, 1, 1.0)])[0].change_ms
     3.0
@@ -289,8 +295,9 @@ def compare_rows(before: Sequence[TimeRow], after: Sequence[TimeRow]) -> list[Ti
     changes = []
     for name in dict.fromkeys([*old, *new]):
         a, b = (rows.get(name, TimeRow(name, 0.0, 0.0, 0, 0.0)) for rows in (old, new))
-        change = b.device_ms - a.device_ms + b.host_ms - a.host_ms
-        changes.append(TimeChange(name, (a.device_ms, b.device_ms), (a.host_ms, b.host_ms), (a.count, b.count), change))
+        change = b.host_ms - a.host_ms + (b.device_ms - a.device_ms if device_known else 0.0)
+        device = (a.device_ms, b.device_ms) if device_known else UNKNOWN
+        changes.append(TimeChange(name, device, (a.host_ms, b.host_ms), (a.count, b.count), change))
     return sorted(changes, key=lambda row: -row.change_ms)
 
 

@@ -242,7 +242,8 @@ def whatif_facts(found: WhatIf) -> Iterator[Fact]:
             f"of measured host time that no model covers, mostly {after.carried[0].cause}; --drop-gaps leaves it out"
         )
         yield "gaps", change(*spent), mostly
-    yield "device", change(before.device_active_ms, after.device_active_ms), "active"
+    if not (before.unrecorded_launches or after.unrecorded_launches):
+        yield "device", change(before.device_active_ms, after.device_active_ms), "active"
     if before.exposed_communication_ms or after.exposed_communication_ms:
         hidden = " → ".join(ms(side.hidden_communication_ms) for side in (before, after))
         exposed = change(before.exposed_communication_ms, after.exposed_communication_ms)

@@ -60,8 +60,9 @@ class WhatIf(NotebookDocument):
     @cached_property
     def difference(self) -> StepDifference:
         """What changes, op by op."""
-        both = (self.before.device_active_ms, self.after.device_active_ms)
-        return replace(compare_steps(self.before, self.after), after=", ".join(self.changes), device_active_ms=both)
+        was, now = (None if s.unrecorded_launches else s.device_active_ms for s in (self.before, self.after))
+        found = compare_steps(self.before, self.after)
+        return replace(found, after=", ".join(self.changes), device_active_ms=(was, now))
 
     def to_dict(self) -> dict[str, Any]:
         """The fields of ``foretrace whatif --json``."""

@@ -30,7 +30,11 @@ draws.changes = (chart, spec, element) => {
             `${row.change_ms > 0 ? "+" : "−"}${time(Math.abs(row.change_ms))}`,
             ...(row.ms
               ? [pair("ms")]
-              : [`device ${pair("device_ms")}`, `host ${pair("host_ms")}`, `calls ${row.count[0]} → ${row.count[1]}`]),
+              : [
+                  row.device_ms[0] === null ? "device time is unknown" : `device ${pair("device_ms")}`,
+                  `host ${pair("host_ms")}`,
+                  `calls ${row.count[0]} → ${row.count[1]}`,
+                ]),
           );
         },
       },
