@@ -19,3 +19,15 @@ def test_a_call_has_the_kernels_that_ops_inside_it_launch() -> None:
         "aten::matmul", 1, 0.043, "device",
     )  # fmt: skip
     assert (step.name, step.launches) == ("step", 1)
+
+
+def test_a_pause_that_nothing_explains_is_not_the_time_of_the_op_after_it() -> None:
+    graph = rank(
+        Call("aten::mm", 0, 10), launch(2, 4, (5, 105)), Call("aten::copy_", 10, 20), launch(12, 14, (5105, 5106))
+    )
+    cut = host_segments(graph)
+    tasks, timeline = measured_tasks([graph], [cut], [])
+    path = critical_path(tasks, timeline)
+    assert path.gap.max() == 5000.0
+    found = {op.name: op.ms for op in hot_ops(path, tasks, timeline, [graph], [cut])}
+    assert found["aten::mm"] > 0.1 and found["aten::copy_"] < 0.01

@@ -126,11 +126,12 @@ def _summed(columns: Longs, us: Floats, names: Names) -> PathSummary:
 def hot_ops(
     path: CriticalPath, tasks: TaskGraph, timeline: Timeline, graphs: list[Graph], segments: list[Segments]
 ) -> list[HotOp]:
-    """Ops of one name in one phase that hold the critical path up longest, the pause before each included.
+    """Ops of one name in one phase that hold the critical path up longest, the latency before each included; a longer
+    pause that nothing explains is no op's.
 
     Calls, launches, host and device time are means over the ranks.
     """
-    us = path.end - path.start + path.gap
+    us = path.end - path.start + np.where(path.gap > LATENCY_US, 0.0, path.gap)
     ranks = [
         _LabelledRank(graph, cut, *labels_of(graph), launchers(graph, cut)) for graph, cut in zip(graphs, segments)
     ]
