@@ -158,6 +158,32 @@ def test_an_empty_folder_and_a_glob_of_nothing_say_so(tmp_path: Path) -> None:
     assert "does not exist" in complaint(tmp_path / "a.json")
 
 
+def test_traces_further_down_are_found_where_one_folder_has_them(tmp_path: Path) -> None:
+    job(tmp_path / "run/a/b/traces", 2)
+    (tmp_path / "run/a/c/d").mkdir(parents=True)
+    (tmp_path / "run/a/c/d/config.json").write_text('{"a": 1}')
+    assert ranks_of(load_traces(tmp_path / "run")) == [0, 1]
+    job(tmp_path / "run/a/c/more", 2)
+    message = complaint(tmp_path / "run")
+    assert str(tmp_path / "run/a/b/traces") in message and str(tmp_path / "run/a/c/more") in message
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("host0_100.170.pt.trace.json", "host1_101.170.pt.trace.json"),
+        ("tp0_pp0.json", "tp1_pp0.json"),
+        ("n0/t.json", "n1/t.json"),
+    ],
+)
+def test_traces_that_do_not_tell_their_rank_are_not_said_to_be_of_one(tmp_path: Path, names: tuple[str, str]) -> None:
+    for name in names:
+        training_step().write(tmp_path / name)
+    message = complaint(tmp_path)
+    assert "neither" in message and "tells which rank it is of" in message and "rank-0…, rank-1…" in message
+    assert "both of rank" not in message
+
+
 def test_a_benchmark_is_said_to_be_one(tmp_path: Path) -> None:
     (tmp_path / "harness").mkdir()
     (tmp_path / "run.py").touch()

@@ -71,6 +71,8 @@ SNIFFED_BYTES = 32 << 20
 """How far into a file the key of its format is searched for."""
 GZIP_RATIO = 15
 """How many times smaller a compressed trace usually is."""
+MAX_DEPTH = 6
+"""How many levels of folders are searched for the one with the traces."""
 _RANK = re.compile(r"rank[-_.]?(\d{1,6})(?!\d)", re.I)
 _NUMBER = re.compile(r"[-_.](\d{1,6})(?:\.[a-z]+)*$", re.I)
 
@@ -96,12 +98,14 @@ def load_traces(paths: Path | str | Sequence[Path | str], ranks: set[int] | None
     found = _by_rank(_traces(source, files)) if files else []
     graphs = _read([one for one in found if ranks is None or one.rank is None or one.rank in ranks])
     if len(graphs) > 1:
-        from foretrace.formats.ranks import align_ranks, numbered_by_name
+        from foretrace.formats.ranks import align_ranks, check_ranks_told, numbered_by_name
 
         numbered_by_name(graphs)
     graphs = sorted((g for g in graphs if ranks is None or g.rank in ranks), key=lambda graph: graph.rank)
     if not graphs:
         raise ForetraceError(f"{source} holds no trace of rank {_few(sorted(ranks or ()))}", "Ask for other ranks.")
+    if len(graphs) > 1:
+        check_ranks_told(graphs)
     if is_guessed := all(graph.world == 1 for graph in graphs):
         for graph in graphs:
             graph.world = graphs[-1].rank + 1
@@ -190,12 +194,7 @@ def _files(path: Path) -> list[Path]:
             )
         inside = [*path.glob("*"), *path.glob("*/*")]
         found = sorted(file for file in inside if file.name.lower().endswith(SUFFIXES) and file.is_file())
-        if not found:
-            raise ForetraceError(
-                f"{path} holds no traces, nor does any folder in it (*.json, *.json.gz, *.et, *.sqlite)",
-                "Name the folder with the files, or several: foretrace show 'run/*/*/'.",
-            )
-        return found
+        return found or _deeper_files(path)
     if not has_magic(str(path)) or path.exists():
         return [path]
     root = Path(path.anchor)
@@ -203,6 +202,28 @@ def _files(path: Path) -> list[Path]:
     if not found:
         raise ForetraceError(f"no file matches {path}", "Check the pattern.")
     return [file for match in found for file in (_files(match) if match.is_dir() else [match])]
+
+
+def _deeper_files(path: Path) -> list[Path]:
+    """The files of the one folder further down that has traces; of several, nobody says that they are of one job."""
+    for depth in range(3, MAX_DEPTH + 1):
+        folders: dict[Path, list[Path]] = defaultdict(list)
+        for file in sorted(path.glob("/".join("*" * depth))):
+            if file.name.lower().endswith(SUFFIXES) and file.is_file():
+                folders[file.parent].append(file)
+        having = [folder for folder, files in folders.items() if any(map(format_of, files))]
+        if len(having) == 1:
+            return folders[having[0]]
+        if having:
+            named = f"{', '.join(map(str, having[:3]))}{' and others' if len(having) > 3 else ''}"
+            raise ForetraceError(
+                f"{path} holds no traces; folders further down do: {named}",
+                "Name one of these; or several, if they are of one job: foretrace show 'run/*/*/*/'.",
+            )
+    raise ForetraceError(
+        f"{path} holds no traces, nor does any folder in it (*.json, *.json.gz, *.et, *.sqlite)",
+        "Name the folder with the files, or several: foretrace show 'run/*/*/'.",
+    )
 
 
 def _traces(source: str, files: list[Path]) -> list[tuple[Path, str]]:

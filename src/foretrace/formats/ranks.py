@@ -10,11 +10,13 @@ import re
 from collections import defaultdict
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from foretrace.formats.load import rank_in_name
 from foretrace.graph import Collective, ForetraceError, Graph
 from foretrace.graph.tables import median
 
@@ -75,6 +77,17 @@ def numbered_by_name(graphs: list[Graph]) -> None:
     for at, graph in enumerate(graphs):
         graph.rank = min(columns, key=max)[at] if columns and alike else places.index(at)
     graphs[0].notes.append("the traces do not say which rank they are of: ranks are numbered by the names of the files")
+
+
+def check_ranks_told(graphs: list[Graph]) -> None:
+    """Refuse traces that look like the same rank because neither they nor their names say which ranks they are of."""
+    untold = [graph for graph in graphs if graph.world == 1 and rank_in_name(Path(graph.source), alone=True) is None]
+    for one, other in pairwise(sorted(untold, key=lambda graph: graph.rank)):
+        if one.rank == other.rank and one.source != other.source:
+            raise ForetraceError(
+                f"neither {one.source} nor {other.source} tells which rank it is of",
+                "Give the traces of one job only, with files named after their ranks: rank-0…, rank-1….",
+            )
 
 
 def _check_one_job(graphs: list[Graph]) -> None:
