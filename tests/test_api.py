@@ -138,9 +138,13 @@ def test_a_curve_stays_on_the_machine_too() -> None:
 
 
 def test_a_machine_whose_fabric_nobody_knows_has_to_be_given_one() -> None:
+    cpu = builders.rank(builders.Call("aten::mm", 0, 100))
+    cpu.world = 2
+    with pytest.raises(ForetraceError, match="no shipped fabric is known for a CPU"):
+        predict(cpu, world=4)
     graph = measured_rank()
     graph.device = ""
-    with pytest.raises(ForetraceError, match="no shipped fabric is known for a CPU"):
+    with pytest.raises(ForetraceError, match="no shipped fabric is known for GPUs that the traces do not name"):
         predict(graph, world=4)
     assert predict(graph, world=4, fabric="a100-8x-nvswitch").platform == "its own machine"
 

@@ -422,11 +422,11 @@ def _fabrics_of_one_kind(
     if named is not None or (where and where.fabric) or not several or not communicates:
         return [named] * len(worlds), []
     from foretrace.platform.registry import load_platform
-    from foretrace.prediction.fabric_choice import fabrics_of
+    from foretrace.prediction.fabric_choice import device_of, fabrics_of
 
     if where is None and not _is_measured(job, max(several)):
         where = load_platform(DEFAULT_PLATFORM)
-    device = where.device.matches if where else job.graphs[0].device
+    device = where.device.matches if where else device_of(job)
     found = dict(zip(several, fabrics_of(device, several, options.get("gpus_per_node"))))  # type: ignore[arg-type]
     names = ", ".join(dict.fromkeys(fabric.name for fabric in found.values()))
     return [found.get(world) for world in worlds], [
@@ -444,14 +444,14 @@ def _on_own_machine(
     drop_gaps: bool = False,
 ) -> StepReport:
     """A measured job where it was measured, with overrides; or one of another size, made of that."""
-    from foretrace.prediction.fabric_choice import choose_fabric
+    from foretrace.prediction.fabric_choice import choose_fabric, device_of
     from foretrace.prediction.predict import predict_on_own_machine
     from foretrace.prediction.scaling import at_world
 
     measured, job = (None, job) if world is None else (job, at_world(job, world))
     chosen, notes = None, list[str]()
     if fabric is not None or (job.world > 1 and (len(job.graphs) > 1 or world is not None)):
-        chosen, notes = choose_fabric(fabric, None, job.graphs[0].device, job.world, gpus_per_node)
+        chosen, notes = choose_fabric(fabric, None, device_of(measured or job), job.world, gpus_per_node)
     return _with_notes(predict_on_own_machine(job, chosen, step, overrides, gpus_per_node, measured, drop_gaps), notes)
 
 

@@ -10,10 +10,13 @@ from pathlib import Path
 
 from foretrace.cost_models.collectives.pricing import assumptions
 from foretrace.errors import ForetraceError
+from foretrace.graph import Job
+from foretrace.graph.tables import LAUNCH
 from foretrace.platform.fabric import Fabric, fabrics
 from foretrace.platform.platform import Platform
 
 PCIE = "pcie"
+UNNAMED = "GPUs that the traces do not name"
 WIDESPREAD = "InfiniBand"
 """The network of most clusters; others are those of cloud providers."""
 
@@ -34,6 +37,18 @@ def choose_fabric(
         return own, []
     found = fabric_of(device, max(world, 1), gpus_per_node)
     return found, [f"fabric {found.name} is assumed: the closest that comes with Foretrace; --fabric names another"]
+
+
+def device_of(job: Job) -> str:
+    """The name of the device that a measured job ran on; empty for a CPU.
+
+    >>> from foretrace.graph import Graph, OpTable
+    >>> device_of(Job([Graph(OpTable.of([]), device="NVIDIA H200")])), device_of(Job([Graph(OpTable.of([]))]))
+    ('NVIDIA H200', '')
+    """
+    named = next((graph.device for graph in job.graphs if graph.device), "")
+    launches = any(len(graph.kernels) or (graph.calls.kind == LAUNCH).any() for graph in job.graphs)
+    return named or (UNNAMED if launches else "")
 
 
 def fabrics_of(device: str, worlds: Sequence[int], gpus_per_node: int | None = None) -> list[Fabric]:
@@ -62,6 +77,7 @@ def fabric_of(device: str, world: int, gpus_per_node: int | None = None, size: i
     'InfiniBand'
     """
     ours = [fabric for fabric in map(Fabric.named, fabrics()) if fabric.links and _is_of(fabric.links.gpu, device)]
+    ours = [] if device == UNNAMED else ours
     fitting = [fabric for fabric in ours if _reaches(fabric, world, gpus_per_node)]
     if size:
         fitting = [fabric for fabric in fitting if fabric.gpus_per_node == size]
