@@ -30,12 +30,20 @@ DATA_LOADING, BUSY_WAIT, ALLOCATION, ANNOTATED, PYTHON = (
     "data loading", "busy wait", "allocation", "annotation", "python",
 )  # fmt: skip
 _MEANINGS = (
-    (DATA_LOADING, r"(?i)data_?loader|\b(nvidia\W)?dali\b|(load|next|fetch|get)_?([a-z]+_)?batch\b"),
+    (
+        DATA_LOADING,
+        r"(?i)data_?loader|\b(nvidia\W)?dali\b|(load|next|fetch|get)_?([a-z]+_)?batch\b|"
+        r"(?<![a-z])(data|batch)[ _]?(load|fetch|prefetch)(ing)?\b|"
+        r"(?<![a-z])(load|fetch|prefetch|get|next)(ing)?[ _](data|(mini)?batch|samples?)\b|"
+        r"\bnext\([\w.]*(data|loader|batch|iter)\w*\)",
+    ),
     ("garbage collection", r"(?i)\bgc\b|garbage.?collect|<built-in function collect>"),
     (
         "checkpoint",
-        r"(?i)torch/serialization\.py|distributed/checkpoint/|\btorch\.save\b|^\W*checkpoint\w*\W*$|"
-        r"(save|write|load)\w*_?checkpoint|checkpoint\w*_(save|write|load)",
+        r"(?i)torch/serialization\.py|distributed/checkpoint/|\btorch\.save\b|\bModelCheckpoint\b|"
+        r"^\W*checkpoint(?!\w*(forward|backward|func|fn\b|wrap|recompute))\w*\W*$|"
+        r"(save|saving|write|writing|load|loading)[\w ]*[ _]?checkpoint|checkpoint\w*(_|\W+)(save|write|load)|"
+        r"(?<![a-z])(save|saving)[ _](model|weights|state_dict)\b",
     ),
     (
         "logging",
@@ -43,12 +51,16 @@ _MEANINGS = (
         r"\b(wandb|tensorboard|mlflow)\b|<built-in function print>",
     ),
     ("lock", r"\bacquire\b|threading\.py\(\d+\): (wait|join)\b|queue\.py\(\d+\): get\b|\bflock\b"),
-    ("sleep", r"<built-in function sleep>|\bselectors?\.py\(\d+\): select\b|<built-in method poll\b"),
+    (
+        "sleep",
+        r"<built-in function sleep>|\btime\.sleep\b|^\W*sleep\W*$|"
+        r"\bselectors?\.py\(\d+\): select\b|<built-in method poll\b",
+    ),
 )
 """What the name of an annotation or a function says, as regular expressions; the first that matches."""
 _WORDS = re.compile(
-    "data_?load|dali|batch|gc|garbage|collect|seriali|checkpoint|save|log|metric|wandb|tensorboard|mlflow|print|acquire|"
-    "wait|join|get|flock|sleep|select|poll"
+    "data|dali|batch|sample|next|gc|garbage|collect|seriali|checkpoint|sav|log|metric|wandb|tensorboard|mlflow|print|"
+    "acquire|wait|join|get|flock|sleep|select|poll"
 )
 """One of these is in every name that says something: most names have none, and are done with."""
 _ALLOCATES = re.compile(
