@@ -27,8 +27,17 @@ _NAMED_PHASES = (
     (FORWARD, re.compile(r"\(F\)$|^\W*forward\W*$")),
     (BACKWARD, re.compile(r"\([BW]\)$|^\W*backward\W*$")),
     (OPTIMIZER, re.compile(r"^\W*optimizer(_step)?\W*$")),
+    (
+        OTHER,
+        re.compile(
+            r"^enumerate\(DataLoader\)|^next\([\w.]*(data|loader|batch|iter)\w*\)$|"
+            r"(?i:^\W*(data[ _]?load(er|ing)?|(load|fetch|get|next)[ _]?(data|batch))\W*$)"
+        ),
+    ),
 )
-"""What annotations call the phases: those of pipeline schedules are (F), (B) for inputs and (W) for weights."""
+"""What annotations call the phases: those of pipeline schedules are (F), (B) for inputs and (W) for weights. What loads
+data is no part of the forward.
+"""
 
 
 def call_order(start: Floats, end: Floats, number: NDArray[np.int64] | None = None) -> NDArray[np.intp]:

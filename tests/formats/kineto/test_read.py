@@ -103,6 +103,20 @@ def test_annotations_of_a_pipeline_schedule_say_the_phase(tmp_path: Path, catego
     assert (phases["aten::mm"], phases["aten::bmm"], phases["aten::add"]) == ("forward", "backward", "backward")
 
 
+@pytest.mark.parametrize(
+    "name", ["enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", "data_loading", "next(train_iter)"]
+)
+def test_what_loads_data_is_no_part_of_the_forward(tmp_path: Path, name: str) -> None:
+    trace = Trace()
+    with trace.step(1):
+        with trace.op(name, "user_annotation"), trace.op("aten::stack"):
+            pass
+        with trace.op("aten::mm"):
+            pass
+    phases = {op.name: op.phase for op in read(trace, tmp_path).ops}
+    assert (phases["aten::stack"], phases["aten::mm"]) == ("other", "forward")
+
+
 def test_autograd_nodes_of_old_traces_have_no_wrapper_and_are_backward(tmp_path: Path) -> None:
     trace = Trace()
     with trace.op("aten::mm"):
