@@ -10,6 +10,7 @@ from foretrace.analysis.steps import list_steps
 from foretrace.formats.load import load_traces
 from foretrace.graph import Job
 from foretrace.graph.graph import cautions
+from foretrace.prediction.predict import predict_on_own_machine
 from foretrace.report.step import step_facts
 from foretrace.report.terminal import print_report
 from tests.traces import MAIN, Trace
@@ -101,6 +102,35 @@ def test_queued_work_is_not_said_to_limit_a_step_whose_kernels_are_missing(tmp_p
     report = measured(trace, tmp_path)
     assert report.bound is None and cautions(report.notes)
     assert limit(report).startswith("what limits it is unknown: no device work is recorded in ")
+
+
+def lossy(kept: int, launches: int = 20, us: float = 400.0, after_us: float = 0.0) -> Trace:
+    """Kernels in a row of which the first are recorded, a sync to their end, and then the host alone."""
+    trace = Trace()
+    (begin,) = marks(trace, [launches * us + after_us])
+    for number in range(launches):
+        trace.add("cpu_op", "aten::mm", begin + 5 * number, 4.0, MAIN)
+        launched(trace, begin + 5 * number, begin + 5 + us * number, us - 1.0, number + 1)
+    trace.add("cuda_runtime", "cudaDeviceSynchronize", begin + 5 * launches, (us - 5) * launches, MAIN)
+    trace.add("cpu_op", "aten::sort", begin + us * launches, after_us, MAIN)
+    kernels = [event for event in trace.events if event["cat"] == "kernel"]
+    trace.events = [event for event in trace.events if event not in kernels[kept:]]
+    return trace
+
+
+def test_the_host_is_not_said_to_limit_a_step_the_later_kernels_of_which_are_missing(tmp_path: Path) -> None:
+    assert measured(lossy(20), tmp_path).bound == "device"
+    report = measured(lossy(6), tmp_path)
+    assert report.bound is report.ranks[0].bound is None
+    assert limit(report).startswith("what limits it is unknown: no device work is recorded in 70 % of it")
+    predicted = predict_on_own_machine(load_traces(tmp_path / "trace.json"))
+    assert predicted.bound is None and "what limits it is unknown" in limit(predicted)
+
+
+def test_the_host_limits_a_step_however_long_the_missing_kernels_took(tmp_path: Path) -> None:
+    report = measured(lossy(18, after_us=40_000.0), tmp_path)
+    assert report.bound == "host" and cautions(report.notes)
+    assert limit(report).startswith("host-bound")
 
 
 def test_kernels_that_other_steps_lack_are_no_caution(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from foretrace.analysis.report import (
     bound_by,
     unrecorded_ms,
 )
-from foretrace.graph.graph import LATE_CLOCK, cautions
+from foretrace.graph.graph import LATE_CLOCK, MISSING_KERNELS, cautions
 from foretrace.report.formatting import (
     bytes_,
     figure,
@@ -356,7 +356,8 @@ def _bound(report: StepReport, step_ms: float) -> str:
     idle = report.device_idle_ms
     bound = report.bound or bound_by(step_ms, idle, report.idle_causes)
     idles = f"device idle {percent(idle / step_ms if step_ms else 0.0)}"
-    if bound == "queue" and report.bound is None:
+    missing = any(note.startswith(MISSING_KERNELS) for note in report.notes)
+    if report.bound is None and (bound == "queue" or (bound == "host" and missing)):
         return f"what limits it is unknown: no device work is recorded in {percent(idle / step_ms)}"
     return f"{BOUND[bound]}: {idles}" if bound else idles
 
