@@ -123,6 +123,7 @@ def test_the_host_is_not_said_to_limit_a_step_the_later_kernels_of_which_are_mis
     report = measured(lossy(6), tmp_path)
     assert report.bound is report.ranks[0].bound is None
     assert limit(report).startswith("what limits it is unknown: no device work is recorded in 70 % of it")
+    assert list_steps(load_traces(tmp_path / "trace.json")).steps[0].bound is None
     predicted = predict_on_own_machine(load_traces(tmp_path / "trace.json"))
     assert predicted.bound is None and "what limits it is unknown" in limit(predicted)
 

@@ -10,10 +10,18 @@ import numpy as np
 from foretrace.analysis.activities import Activities
 from foretrace.analysis.critical_path import LATENCY_US
 from foretrace.analysis.host_time import KINDS, Segments, cut_at
-from foretrace.analysis.report import LATENCY, NO_EVENT, QUEUED, UNRECORDED, IdleRow
+from foretrace.analysis.report import LATENCY, NO_EVENT, QUEUED, UNRECORDED, IdleRow, bound_by, idle_by_cause
 from foretrace.graph import Graph, OpTable
-from foretrace.graph.tables import Floats, Ints, KernelTable, distinct, launched_before
-from foretrace.simulation.task_graph import T1, T4, merged
+from foretrace.graph.tables import (
+    SEVERAL,
+    Floats,
+    Ints,
+    KernelTable,
+    distinct,
+    launched_before,
+    launches_without_kernels,
+)
+from foretrace.simulation.task_graph import SYNC, T1, T4, merged
 
 
 def step_window(graph: Graph, step: str | None) -> tuple[float, float]:
@@ -86,6 +94,31 @@ def mean_idle(each: Sequence[list[IdleRow]]) -> list[IdleRow]:
         ms[row.cause, row.name] += row.ms / len(each)
     idle = sum(ms.values())
     return sorted((IdleRow(*key, mean, mean / idle) for key, mean in ms.items()), key=lambda row: -row.ms)
+
+
+def lost_ms(graph: Graph) -> float:
+    """How long those of a step's kernels take that are not recorded, if like the others; 0 where few are missing."""
+    lost, launches = launches_without_kernels(graph.calls, graph.kernels)
+    if lost <= SEVERAL * launches or not len(graph.kernels):
+        return 0.0
+    return lost * float((graph.kernels.end - graph.kernels.start).mean()) / 1e3
+
+
+def host_limits(step_ms: float, idle_ms: float, idle: list[IdleRow], host_ms: float, missing_ms: float) -> bool:
+    """Whether the host limits a step even if kernels that are missing, which take so long, ran while the device seems
+    idle.
+
+    A host that waits for an idle device waits for something that is not recorded.
+
+    >>> [host_limits(10.0, 6.0, [IdleRow("T1", "", 6.0, 1.0)], 5.0, missing) for missing in (0.0, 1.0, 5.5)]
+    [True, True, False]
+    >>> host_limits(10.0, 6.0, [IdleRow("sync", "", 6.0, 1.0)], 4.0, 1.0)
+    False
+    """
+    causes = idle_by_cause(idle)
+    waited_ms = causes.get(KINDS[SYNC], 0.0) if missing_ms else 0.0
+    left_ms = idle_ms - min(max(missing_ms, waited_ms), idle_ms)
+    return bound_by(step_ms, left_ms, causes, host_ms) == "host"
 
 
 def _launching(segments: Segments) -> list[int]:

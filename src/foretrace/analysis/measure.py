@@ -21,8 +21,8 @@ from foretrace.analysis.breakdown import (
 from foretrace.analysis.collectives import CollectiveTimes, add_collectives, collective_times, wait_ms
 from foretrace.analysis.critical_path import summarize_path
 from foretrace.analysis.dependencies import measured_tasks
-from foretrace.analysis.host_time import KINDS, Segments, busy_ms, host_overheads, host_segments
-from foretrace.analysis.idle import idle_rows, mean_idle, step_window
+from foretrace.analysis.host_time import Segments, busy_ms, host_overheads, host_segments
+from foretrace.analysis.idle import host_limits, idle_rows, lost_ms, mean_idle, step_window
 from foretrace.analysis.report import (
     CollectiveRow,
     QueueDepth,
@@ -54,7 +54,7 @@ from foretrace.graph.tables import (
     median,
 )
 from foretrace.simulation.critical_path import critical_path
-from foretrace.simulation.task_graph import SYNC, total
+from foretrace.simulation.task_graph import total
 
 RANKS_NAMED = DEVICES_NAMED = 8
 """Ranks and devices that a note names; of more, the first."""
@@ -173,31 +173,18 @@ def _forget_hosts(report: StepReport) -> None:
     """Unset the limit where it is the host only if the device idled while kernels without a record may have run."""
     if report.workings is None or not any(note.startswith(MISSING_KERNELS) for note in report.notes):
         return
-    lost = [_lost_ms(graph) for graph in report.workings.graphs]
+    lost = [lost_ms(graph) for graph in report.workings.graphs]
     on_device = [ms for ms, rank in zip(lost, report.ranks) if rank.on_device]
     host_ms = float(np.mean([rank.host_ms for rank in report.device_ranks])) if report.ranks else 0.0
     _forget_host(report, host_ms, float(np.mean(on_device or [0.0])))
-    for rank, lost_ms in zip(report.ranks, lost):
-        _forget_host(rank, rank.host_ms, lost_ms)
+    for rank, missing_ms in zip(report.ranks, lost):
+        _forget_host(rank, rank.host_ms, missing_ms)
 
 
-def _forget_host(one: StepReport | RankReport, host_ms: float, lost_ms: float) -> None:
-    if one.bound != "host" or not lost_ms:
-        return
-    causes = idle_by_cause(one.idle)
-    # A host that waits for an idle device waits for something that is not recorded.
-    filled_ms = min(max(lost_ms, causes.get(KINDS[SYNC], 0.0)), one.device_idle_ms)
+def _forget_host(one: StepReport | RankReport, host_ms: float, missing_ms: float) -> None:
     step_ms = one.device_active_ms + one.device_idle_ms
-    if bound_by(step_ms, one.device_idle_ms - filled_ms, causes, host_ms) != "host":
+    if one.bound == "host" and not host_limits(step_ms, one.device_idle_ms, one.idle, host_ms, missing_ms):
         one.bound = None
-
-
-def _lost_ms(graph: Graph) -> float:
-    """How long those of a step's kernels take that are not recorded, if like the others; 0 where few are missing."""
-    lost, launches = launches_without_kernels(graph.calls, graph.kernels)
-    if lost <= SEVERAL * launches or not len(graph.kernels):
-        return 0.0
-    return lost * float((graph.kernels.end - graph.kernels.start).mean()) / 1e3
 
 
 def _launched_before_ms(whole: Graph, kernels: KernelTable) -> float:

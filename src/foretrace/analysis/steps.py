@@ -9,11 +9,11 @@ import numpy as np
 
 from foretrace.analysis.breakdown import kernel_family, kernels_in
 from foretrace.analysis.host_time import busy_ms, host_segments
-from foretrace.analysis.idle import idle_rows
+from foretrace.analysis.idle import host_limits, idle_rows, lost_ms
 from foretrace.analysis.report import NotebookDocument, bound_by, idle_by_cause, plain, unrecorded_ms
 from foretrace.errors import ForetraceError
 from foretrace.graph import Graph, Job
-from foretrace.graph.graph import LATE_CLOCK, cautions, cut_to_step
+from foretrace.graph.graph import LATE_CLOCK, MISSING_KERNELS, cautions, cut_to_step
 from foretrace.graph.tables import COLLECTIVE, LAUNCH, KernelTable, median
 from foretrace.simulation.task_graph import total
 
@@ -124,7 +124,11 @@ def _row(job: Job, name: str) -> tuple[StepRow, dict[str, float]]:
             parts[kind] = parts.get(kind, 0.0) + us / 1e3
         unknown = None if (cut.calls.kind == LAUNCH).any() else 0.0
         return StepRow(name, span.ms, graph.rank, unknown, unknown, 0, None), parts
-    bound = bound_by(span.ms, span.ms - active, idle_by_cause(idle), busy_ms(segments, graph.kernels))
+    host_ms = busy_ms(segments, graph.kernels)
+    bound = bound_by(span.ms, span.ms - active, idle_by_cause(idle), host_ms)
+    missing_ms = lost_ms(cut) if any(note.startswith(MISSING_KERNELS) for note in graph.notes) else 0.0
+    if bound == "host" and not host_limits(span.ms, span.ms - active, idle, host_ms, missing_ms):
+        bound = None
     late = any(note.startswith(LATE_CLOCK) for note in graph.notes)
     if bound == "queue" and (late or unrecorded_ms(idle, span.ms - active)):
         bound = None
