@@ -143,6 +143,24 @@ def test_an_output_that_is_the_script_of_a_command_is_refused(foretrace, tmp_pat
     assert ran.code == 2 and "which is read" in ran.err and script.read_text() == LOOP
 
 
+@pytest.mark.parametrize("words", [("predict", "other.py"), ("sweep", "--set", "batch=64", "4096"), ("whatif", "8")])
+def test_words_after_a_script_that_are_no_arguments_of_it_are_refused(
+    foretrace, script: Path, words: tuple[str, ...]
+) -> None:
+    ran = foretrace(words[0], script, *words[1:])
+    assert ran.code == 2 and not ran.out and ran.err.count("\n") == 1
+    assert f"{words[-1]} after {script} is not understood" in ran.err and "come after --" in ran.err
+    ran = foretrace("predict", script, words[-1], "--", "--batch", 32)
+    assert ran.code == 2 and f"{words[-1]} after {script} is not understood" in ran.err
+
+
+@pytest.mark.parametrize("before", [(), ("--",)])
+def test_words_after_two_dashes_are_arguments_of_the_script(foretrace, script: Path, before: tuple[str, ...]) -> None:
+    script.write_text(f"import sys\nassert sys.argv[1:] == ['--batch', '32']\n{script.read_text()}")
+    given = (*before, script, "--batch", 32) if before else (script, "--", "--batch", 32)
+    assert foretrace("predict", *given).code == 0
+
+
 @pytest.mark.parametrize("words", [("srun", "python", "train.py"), ("a.json", "b.json"), ("train.py", "--batch", "8")])
 def test_words_that_are_no_command_say_how_one_is_written(foretrace, words):
     ran = foretrace("predict", *words)

@@ -157,8 +157,22 @@ def what_of(words: list[str]) -> str:
         return words[0]
 
     command = shlex.join(words)
-    parse_command(command)
+    if not parse_command(command).program:
+        _refuse_more_words(words)
     return command
+
+
+def _refuse_more_words(words: list[str]) -> None:
+    """Refuse words behind a script with a step function that are not after ``--``: they are no arguments of it."""
+    after = sys.argv[sys.argv.index("--") + 1 :] if "--" in sys.argv else []
+    if more := words[1 : len(words) - len(after)]:
+        from foretrace.errors import ForetraceError
+
+        raise ForetraceError(
+            f"{' '.join(more)} after {words[0]} is not understood",
+            f"Arguments of a script come after --, as in {words[0]} -- --batch 32; several values of a setting have "
+            "commas, as in --set batch=1024,4096; and one script is asked for at a time.",
+        )
 
 
 def memory_limit(gibibytes: float | None) -> int | None:
