@@ -135,3 +135,43 @@ STATED = ["--set", "batch=16", "--batch-was", "8"]
 def test_the_batch_that_was_found_is_said_before_the_figures(foretrace, script):
     headline = foretrace("whatif", script, "--set", "batch=512").out.partition("sample  ")[0]
     assert "32 → 512" in headline and "found in the step; batch=512/OLD if that is wrong" in " ".join(headline.split())
+
+
+WRITES = """
+import torch
+
+open("written.txt", "w").close()
+
+def make_step():
+    with torch.device("cuda"):
+        table, model, ids = torch.nn.EmbeddingBag(1000, 64), torch.nn.Linear(64, 8), torch.randint(0, 1000, (32, 4))
+    update = torch.optim.SGD([*table.parameters(), *model.parameters()])
+
+    def step():
+        update.zero_grad()
+        model(table(ids)).sum().backward()
+        update.step()
+
+    return step
+"""
+NOT_DONE = "not done while sketching: "
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("whatif", ["--set", "dtype=bf16"]),
+        ("sweep", ["--set", "dtype=bf16"]),
+        ("shard", ["--world", 2, "--seconds", 1]),
+        ("advise", ["--workers", 1]),
+    ],
+)
+def test_what_a_sketch_did_not_do_is_in_every_form_of_an_answer(foretrace, tmp_path, command, options):
+    script, page = tmp_path / "emb.py", tmp_path / "page.html"
+    script.write_text(WRITES)
+    shown = foretrace(command, script, *options, *(["--html", page] if command != "advise" else []))
+    assert shown.code == 0 and shown.out.count(NOT_DONE) == 1 and "written.txt" in shown.out
+    notes = json.loads(foretrace(command, script, *options, "--json").out)["notes"]
+    assert len([note for note in notes if note.startswith(NOT_DONE)]) == 1
+    if command != "advise":
+        assert page.read_text().count(f"<li>{NOT_DONE}") == 1

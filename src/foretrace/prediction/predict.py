@@ -511,10 +511,15 @@ def merge_rank_notes(notes: Mapping[int, Iterable[str]]) -> list[str]:
     ]
 
 
-def _job_notes(job: Job, more: list[str]) -> list[str]:
+def recorded_notes(job: Job) -> list[str]:
+    """The notes of how a job was recorded or sketched, such as what was not done meanwhile; cautions first."""
     cautioned = [note for graph in job.graphs for note in cautions(graph.notes)]
     others = {graph.rank: [note for note in graph.notes if note not in cautioned] for graph in job.graphs}
-    notes = [*job.notes, *cautioned, *merge_rank_notes(others)]
+    return list(dict.fromkeys([*job.notes, *cautioned, *merge_rank_notes(others)]))
+
+
+def _job_notes(job: Job, more: list[str]) -> list[str]:
+    notes = recorded_notes(job)
     if job.missing:
         if len(job.graphs) == 1:
             notes.append(

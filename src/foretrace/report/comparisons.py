@@ -210,7 +210,8 @@ def whatif_blocks(found: WhatIf, top: int | None) -> Blocks:
     cautions = caution_facts([*found.before.notes, *found.after.notes])
     yield fact_lines(whatif_title(found), [*cautions, *whatif_facts(found)])
     yield from _change_tables(found.difference, top)
-    yield from note_lines([*found.notes, *(note for note in found.after.notes if note not in found.before.notes)])
+    changed = (note for note in found.after.notes if note not in found.before.notes)
+    yield from note_lines(list(dict.fromkeys([*found.notes, *changed])))
 
 
 def whatif_title(found: WhatIf) -> str:

@@ -59,6 +59,8 @@ class _Model(NamedTuple):
     batch: int = DEFAULT_BATCH
     step: Graph | None = None
     """None if only the tables are known."""
+    notes: tuple[str, ...] = ()
+    """How the step was recorded or sketched."""
 
 
 def shard(
@@ -133,7 +135,8 @@ def shard(
     budget, budget_notes = _hbm_budget(where, memory_gb, model.step)
     found = search(costing, budget, seconds, seed, on_progress)
     simulated, step_notes = _simulated(model.step, costing, found, on_progress) if model.step else (None, [NO_MODEL])
-    notes += [*batch_notes, *budget_notes, *_assumptions(model, costing), *step_notes, *[CUT_SHORT] * found.cut_short]
+    notes += [*model.notes, *batch_notes, *budget_notes, *_assumptions(model, costing), *step_notes]
+    notes += [CUT_SHORT] * found.cut_short
     return Sharding(
         source=model.source, platform=where.name, fabric=chosen.name, kernels=kernels, tables=model.tables, ranks=ranks,
         hbm_budget=budget, plan=found.plan, estimate=found.estimate, heuristics=found.heuristics, dense_ms=dense / 1e3,
@@ -147,13 +150,14 @@ def _model(what: Sequence[Table] | Graph | Job | Module | str | Path, device: st
         return _Model(read_tables(Path(what)), str(what))
     if isinstance(what, (Graph, Job, str, Path)):
         from foretrace.api import as_job
+        from foretrace.prediction.predict import recorded_notes
         from foretrace.sharding.training_step import batch_of_graph, tables_of_graph
 
         if isinstance(what, (str, Path)):
             _check_kind(Path(what))
         job = as_job(what, device)
         step = job.graphs[0]
-        return _Model(tables_of_graph(step), job.source, batch_of_graph(step), step)
+        return _Model(tables_of_graph(step), job.source, batch_of_graph(step), step, tuple(recorded_notes(job)))
     if isinstance(what, Module):
         from foretrace.sharding.torchrec import tables_of
 

@@ -17,6 +17,7 @@ from foretrace.api import as_job, predict
 from foretrace.errors import ForetraceError, check_count, check_price
 from foretrace.graph import MAX_RANKS, Graph, Job
 from foretrace.platform.registry import load_platform
+from foretrace.prediction.predict import recorded_notes
 from foretrace.transforms.blocks import all_repeated_blocks
 from foretrace.whatif.changes import EditedJob
 from foretrace.whatif.grammar import read_changes
@@ -114,7 +115,7 @@ def advise(
     if goal == "fewest" and samples is None:
         samples = EditedJob(job).batch
     worlds = [world] if goal == "fastest" else [n for n in divisors(world) if goal == "fewest" or n * 8 >= world]
-    searches, notes = list[Search](), list[str]()
+    searches, notes = list[Search](), recorded_notes(job)
 
     def say(text: str) -> None:
         on_progress(Progress(text))

@@ -83,7 +83,7 @@ def with_pareto_front(found: Sweep, prices: Mapping[str, float]) -> Sweep:
     """
     if joined := sorted({point.fabric for point in found.points if point.fabric}):
         found.notes.append(f"ranks are connected by {', '.join(joined)}; --fabric names another")
-    every = list(dict.fromkeys(note for point in found.points for note in point.notes))
+    every = list(dict.fromkeys(note for point in found.points for note in point.notes if note not in found.notes))
     warned = cautions(every)
     said = [note for note in every if note not in warned]
     found.notes += [

@@ -19,7 +19,7 @@ from foretrace.graph.graph import cautions
 from foretrace.platform.platform import Platform
 from foretrace.platform.registry import load_platform
 from foretrace.platform.stack import AUTO, Stack, named_stack
-from foretrace.prediction.predict import step_figures, with_fabric
+from foretrace.prediction.predict import recorded_notes, step_figures, with_fabric
 from foretrace.prediction.scaling import NOT_COMMUNICATING
 from foretrace.whatif.changes import EditedJob, JobChanges
 from foretrace.whatif.grammar import JOB_CHANGES, RESIZABLE, Change
@@ -106,6 +106,10 @@ def sweep(
         subject, keys = subject.sketched().keyed()
         known, notes = reusable_points(stored, keys, file)
     points, todo = _planned(combinations, names, known)
+    if todo:
+        subject = subject.sketched()  # once: a script may do something else each time, and takes seconds
+    if isinstance(subject.what, (Graph, Job)):
+        notes += recorded_notes(as_job(subject.what))
     with closing(_predicted(subject, todo, workers, ray, isinstance(what, (Graph, Job)))) as predicted:
         for number, made in enumerate(predicted, 1):
             points += made
@@ -197,8 +201,6 @@ def _predicted(
     """The points of each task, as they are done."""
     if ray is not None and in_memory:
         raise ForetraceError("a step in memory can't be sent to a Ray cluster", "Give the path of a recording.")
-    if todo:
-        subject = subject.sketched()  # once: a script may do something else each time, and takes seconds
     if ray is not None:
         from foretrace.whatif.workers import predicted_on_ray
 

@@ -22,6 +22,7 @@ from foretrace.platform.fabric import Fabric
 from foretrace.platform.platform import Platform
 from foretrace.platform.registry import load_platform
 from foretrace.prediction.gaps import with_host_gaps
+from foretrace.prediction.predict import recorded_notes
 from foretrace.transforms.resize.batch_sequence import other_batch_notes
 from foretrace.transforms.step import flatten, require_arguments
 from foretrace.whatif.changes import EditedJob, JobChanges
@@ -148,7 +149,7 @@ def what_if(
     for change in anew:
         on_progress(Progress(f"sketching it with {change}"))
         jobs.append(job_of(change.value))
-    notes = _comparison_notes(jobs[0], edits_step)
+    notes = [*recorded_notes(jobs[0]), *_comparison_notes(jobs[0], edits_step)]
     if edits_step:
         # An edited step holds its calls alone, without what a profile shows of them: then neither does the other.
         jobs = [replace(job, graphs=[flatten(graph) for graph in job.graphs]) for job in jobs]
