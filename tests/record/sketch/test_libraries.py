@@ -117,6 +117,22 @@ def test_modules_that_are_scripted_in_the_sketch_stay_modules() -> None:
 
 
 @on_cuda
+def test_a_module_that_is_scripted_or_traced_is_saved_nowhere(tmp_path: Path) -> None:
+    def build() -> Callable[[], Any]:
+        model, given = nn.Linear(4, 4, device="cuda"), torch.ones(2, 4, device="cuda")
+        torch.jit.script(nn.ReLU()).save(tmp_path / "scripted.pt")
+        torch.jit.trace(model, given).save(f=str(tmp_path / "traced.pt"))
+        torch.jit.trace(torch.relu, given)
+        torch.jit.script(lambda x: x).save(tmp_path / "function.pt")
+        return lambda: model(given)
+
+    (note,) = (note for note in sketch(build, device="cuda").notes if note.startswith("not done"))
+    assert note.count("torch.jit.save to ") == 3
+    assert all(f"/{name}.pt (test_libraries.py:" in note for name in ("scripted", "traced", "function"))
+    assert not list(tmp_path.iterdir())
+
+
+@on_cuda
 def test_flex_attention_is_an_attention_and_a_note() -> None:
     from torch.nn.attention.flex_attention import flex_attention
 

@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from functools import wraps
+from functools import partial, wraps
 from types import ModuleType
 from typing import Any
 from unittest.mock import patch
@@ -195,6 +195,18 @@ CHANGES: dict[str, Change] = {
 }
 
 
+def _with_save(made: Any) -> Any:
+    """What `torch.jit` gives, with the ``save`` of a scripted module where it is the eager one that was given to it."""
+    if not isinstance(made, type) and not hasattr(made, "save"):
+
+        def save(f: Any, **_: Any) -> None:
+            torch.jit.save(made, f)
+
+        with suppress(AttributeError, TypeError):  # a function of C
+            made.save = save
+    return made
+
+
 @contextmanager
 def eager_code_on_cuda() -> Iterator[LeftOut]:
     """Run scripted functions as the Python code that they came from, and FlexAttention as another attention.
@@ -221,7 +233,10 @@ def eager_code_on_cuda() -> Iterator[LeftOut]:
             with patch.object(enabled, "enabled", True):
                 return compile_script(obj, *args, **kwargs)
         left_out.scripted(obj)
-        return compile_script(obj, *args, **kwargs)
+        return _with_save(compile_script(obj, *args, **kwargs))
+
+    def trace(compile_trace: Any, *args: Any, **kwargs: Any) -> Any:
+        return _with_save(compile_trace(*args, **kwargs))
 
     def flex_attention(self: Any, query: Any, key: Any, value: Any, *rest: Any, **kwargs: Any) -> Any:
         left_out.flex_attention()
@@ -235,6 +250,8 @@ def eager_code_on_cuda() -> Iterator[LeftOut]:
         stack.enter_context(patch.object(torch._C.ScriptMethod, "__call__", method))
         stack.enter_context(patch.object(enabled, "enabled", False))
         stack.enter_context(patch.object(torch.jit, "script", script))
+        for name in ("trace", "trace_module"):
+            stack.enter_context(patch.object(torch.jit, name, partial(trace, getattr(torch.jit, name))))
         with suppress(ImportError):  # before torch 2.6
             from torch._higher_order_ops.flex_attention import FlexAttentionHOP
 
