@@ -8,19 +8,22 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import dlrm
 import foretrace as ft
 from foretrace._progress import Progress
 from foretrace.graph import ForetraceError
 from foretrace.graph.graph import cautions
+from foretrace.record.sketch.sketch import sketch
 from foretrace.transforms.parallel.parallelize import parallelize
-from foretrace.whatif.points import Point, Sweep, with_pareto_front
+from foretrace.whatif.points import REPEATED, Point, Sweep, with_pareto_front
 from foretrace.whatif.sweep import _strange_batches, sweep
 from tests.cli.samples import step_of_two_ops
 from tests.narrowing import present
@@ -296,3 +299,19 @@ def test_the_cautions_of_a_step_are_those_of_its_points_however_many_notes_there
     assert cautions(found.notes) == ["the step has no backward: train.py:3"]
     noisy = [replace(point, notes=[*map(str, range(9)), *point.notes]) for point in found.points]
     assert cautions(with_pareto_front(Sweep("step", noisy), {}).notes) == cautions(found.notes)
+
+
+def test_money_is_that_of_repeated_steps_as_in_a_prediction() -> None:
+    def build() -> Callable[[], None]:
+        model = torch.nn.Linear(8192, 8192, device="cuda", dtype=torch.bfloat16)
+        given = torch.ones(16384, 8192, device="cuda", dtype=torch.bfloat16)
+        return lambda: model(given).sum().backward()
+
+    step = sketch(build, device="cuda")
+    alone = ft.predict(step, "a100", price=1.8, kernels="model")
+    assert alone.sustained_ms and alone.sustained_ms > 1.02 * alone.period_ms  # the power limit is felt
+    found = sweep(step, "a100", {"batch": [16384]}, {"a100": 1.8})
+    (point,) = found.points
+    assert point.samples == 16384 and point.sustained_ms == pytest.approx(alone.sustained_ms, rel=1e-3)
+    assert point.cost == pytest.approx(alone.price_of_1000 * 1000 / point.samples, rel=1e-3)
+    assert REPEATED in found.notes

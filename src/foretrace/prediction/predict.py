@@ -322,6 +322,8 @@ class StepFigures(NamedTuple):
     fits: bool | None
     energy_j: float | None
     """Of all devices, in a step of many."""
+    sustained_ms: float | None = None
+    """From step to step while many are repeated, within the power limit; None where the draw is not known."""
 
 
 def step_figures(
@@ -339,7 +341,7 @@ def step_figures(
     clock = _clock_within_limit(active_ms, sustained_ms, figures.next_ms)
     slower, *_ = _figures(job, _at_clock(platform, clock), gpus_per_node, drop_gaps, figures)
     joules = figures.energy_j * slower.next_ms / sustained_ms if figures.energy_j else None
-    return slower._replace(energy_j=joules), [_power_note(limit, clock), *notes]
+    return slower._replace(energy_j=joules, sustained_ms=slower.next_ms), [_power_note(limit, clock), *notes]
 
 
 def _clock_within_limit(active_ms: float, sustained_ms: float, period_ms: float) -> float:
@@ -382,7 +384,7 @@ def _figures(
     drawn = sustained_draw(PowerModel.of(platform.device), done, next_ms, active_ms)
     device_ms = float(np.mean([rank.step.work.typical.sum() for rank in ranks])) / 1e3
     joules = drawn[0] * drawn[1] / 1e3 * job.world if drawn else None
-    figures = StepFigures(step_ms, next_ms, device_ms, None, None, None, joules)
+    figures = StepFigures(step_ms, next_ms, device_ms, None, None, None, joules, drawn[1] if drawn else None)
     if known is not None:
         figures = known._replace(step_ms=step_ms, next_ms=next_ms, device_ms=device_ms, energy_j=joules)
     elif need := fullest_rank(job_memory([rank.uncut for rank in ranks], ranks, platform.device)):

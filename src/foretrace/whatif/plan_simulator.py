@@ -172,7 +172,7 @@ def _extrapolated(few: Point, more: Point, ahead: float) -> Point:
         name: round(line(name)) for name in ("memory_bytes", "reserved_bytes") if getattr(few, name)
     }
     times: dict[str, Any] = {name: line(name) for name in ("step_ms", "next_ms", "device_ms")}
-    return replace(more, fits=None, **times, **sizes)
+    return replace(more, fits=None, sustained_ms=None, **times, **sizes)
 
 
 def fewest_blocks(job: Job) -> Job:

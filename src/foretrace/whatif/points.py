@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from math import inf
 from typing import Any
 
 from foretrace.analysis.report import NotebookDocument
 from foretrace.graph.graph import cautions
 
+REPEATED = (
+    "times are those of a short burst: where the power limit makes repeated steps longer, money and joules are those "
+    "of repeated steps, of sustained_ms each"
+)
 MAX_NOTES = 4
 """Notes of points that a sweep shows: large ones have many that differ in a number."""
 
@@ -37,6 +42,8 @@ class Point:
     """From step to step, for each sample."""
     cost: float | None = None
     """Dollars for a million samples, all devices counted."""
+    sustained_ms: float | None = None
+    """From step to step while many are repeated, within the power limit; as `next_ms` where it is not known."""
     energy_j: float | None = None
     """Joules of a step of all devices, while steps are repeated."""
     sample_j: float | None = None
@@ -99,7 +106,10 @@ def with_pareto_front(found: Sweep, prices: Mapping[str, float]) -> Sweep:
             point.sample_us = round(point.next_ms * 1e3 / point.samples, 9)
             point.sample_j = None if point.energy_j is None else round(point.energy_j / point.samples, 9)
             if point.platform in prices:
-                point.cost = prices[point.platform] * point.ranks * point.sample_us / 3600
+                repeated_us = round(max(point.sustained_ms or 0.0, point.next_ms) * 1e3 / point.samples, 9)
+                point.cost = prices[point.platform] * point.ranks * repeated_us / 3600
+    if any((point.sustained_ms or 0.0) > (point.next_ms or inf) for point in found.points):
+        found.notes.append(REPEATED)
     found.points.sort(key=_order)
     least: list[tuple[float, ...]] = []
     drawn = all(point.energy_j is not None for point in found.points if point.error is None)
