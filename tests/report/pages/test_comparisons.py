@@ -105,7 +105,16 @@ def test_the_critical_path_shows_where_the_change_comes_from():
     assert [(row["name"], row["change_ms"]) for row in present(page.charts["path"])["rows"]] == [
         ("host, op start to first launch", -1.5)
     ]
-    assert "These changes add up to -1.50 ms" in page.html()
+    assert "These changes add up to -1.50 ms, that of the step." in page.html()
+
+
+def test_changes_of_critical_paths_that_are_not_that_of_the_step_are_not_called_so():
+    before, after = (
+        StepReport(platform="h200", step_ms=ms, critical_path=[PathRow("T2", "aten::mm", 0, path, 1.0)])
+        for ms, path in ((4.0, 4.0), (2.5, 2.0))
+    )
+    said = "add up to -2.00 ms, that of the critical paths; the step changes by -1.50 ms."
+    assert said in comparison_page(before, after).html()
 
 
 def test_two_predictions_of_one_recording_are_named_by_their_platforms():

@@ -107,6 +107,7 @@ def comparison_page(
             "lines": lines,
             "per_sample": per_sample,
             "path_change": signed_ms(sum(row.change_ms for row in difference.critical_path)),
+            "step_change": signed_ms(after.step_ms - before.step_ms),
             "samples": " → ".join(f"{report.samples:,}" for report in pair) if per_sample else "",
             "notes": list(dict.fromkeys([*notes, *before.notes, *after.notes])),
             "cautions": list(dict.fromkeys([*before.cautions, *after.cautions])),
