@@ -8,6 +8,7 @@ import logging
 import os
 import posix
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -477,6 +478,17 @@ class PreTrainedModel(torch.nn.Linear):
     config, header, values = found
     assert config == "PreTrainedModel" and header["weight"]["shape"] == [2, 3] and values == bytes(4 * (6 + 2))
     assert not (tmp_path / "model").exists()
+
+
+def test_a_signal_by_a_descriptor_is_not_said_to_be_for_a_process_of_that_number() -> None:
+    def step() -> None:
+        descriptor = os.pidfd_open(os.getppid())
+        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        os.close(descriptor)
+        torch.ones(2).sum()
+
+    (note,) = (note for note in sketch(step).notes if note.startswith("not done"))
+    assert re.search(r"send SIGKILL to the process of descriptor \d+\b.* \(test_guard\.py:\d+\)", note)
 
 
 def test_the_module_of_an_exported_program_is_the_one_that_was_exported() -> None:

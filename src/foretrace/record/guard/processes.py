@@ -121,7 +121,10 @@ def _signal(original: Any, process: int, number: int, *args: Any) -> Any:
     with suppress(ValueError):
         number = signal.Signals(number)
     name = getattr(number, "name", number)
-    note(f"send {name} to process {{}}", "itself" if process == os.getpid() else process)
+    if original.__name__ == "pidfd_send_signal":
+        note(f"send {name} to the process of descriptor {{}}", process)
+    else:
+        note(f"send {name} to process {{}}", "itself" if process == os.getpid() else process)
     return None
 
 
