@@ -313,5 +313,5 @@ def test_money_is_that_of_repeated_steps_as_in_a_prediction() -> None:
     found = sweep(step, "a100", {"batch": [16384]}, {"a100": 1.8})
     (point,) = found.points
     assert point.samples == 16384 and point.sustained_ms == pytest.approx(alone.sustained_ms, rel=1e-3)
-    assert point.cost == pytest.approx(alone.price_of_1000 * 1000 / point.samples, rel=1e-3)
+    assert point.cost == pytest.approx(present(alone.price_of_1000) * 1000 / point.samples, rel=1e-3)
     assert REPEATED in found.notes
