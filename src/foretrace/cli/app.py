@@ -115,7 +115,7 @@ def with_output_options(function: Any) -> Any:
             if isinstance(value, float) and math.isnan(value):
                 raise typer.BadParameter("nan is no number", param_hint=f"--{name.replace('_', '-')}")
         if csv and json:
-            raise typer.BadParameter("is another format than --json: give one of them", param_hint="--csv")
+            raise UsageError("--csv and --json are two formats: give one of them")
         if prints:
             kwargs["format"] = "csv" if csv else "json" if json else "tables"
         with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere) if quiet else nullcontext():  # noqa: PTH123

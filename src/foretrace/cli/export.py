@@ -17,7 +17,9 @@ def export(
 ) -> None:
     """Write a recording or a trace for other tools."""
     if chakra is None and perfetto is None:
-        raise typer.BadParameter("say where to: --chakra DIR, --perfetto FILE, or both")
+        from foretrace.errors import ForetraceError
+
+        raise ForetraceError("nothing says where to write it", "Give --chakra DIR, --perfetto FILE, or both.")
     check_outputs([path], perfetto=perfetto, chakra=chakra)
     from foretrace.api import load
 
