@@ -152,7 +152,9 @@ def _complete(parallelism: dict[str, Any], world: int | None) -> dict[str, Any]:
     named = " x ".join(f"{name}={value}" for name, value in others.items())
     if "data" not in parallelism:
         if world % each:
-            raise ForetraceError(f"{named} does not divide {world} ranks", "Choose numbers of parts whose product divides the ranks.")
+            raise ForetraceError(
+                f"{named} does not divide {world} ranks", "Choose numbers of parts whose product divides the ranks."
+            )
         return {**parallelism, "data": world // each}
     if parallelism["data"] * each != world:
         named = " x ".join([f"data={parallelism['data']}", *([named] if named else [])])
