@@ -205,7 +205,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _deeper_files(path: Path) -> list[Path]:
-    """The files of the one folder further down that has traces; of several, nobody says that they are of one job."""
+    """The files of the one folder further down that has traces; several may be of several jobs, and are refused."""
     for depth in range(3, MAX_DEPTH + 1):
         folders: dict[Path, list[Path]] = defaultdict(list)
         for file in sorted(path.glob("/".join("*" * depth))):

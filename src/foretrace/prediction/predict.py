@@ -334,8 +334,8 @@ def step_figures(
 
     Kernel times are those of the platform's models.
     """
-    figures, sustained_ms, active_ms, notes = _figures(job, platform, gpus_per_node, drop_gaps)
-    limit = platform.device.power_limit_w
+    figures, active_ms, notes = _figures(job, platform, gpus_per_node, drop_gaps)
+    sustained_ms, limit = figures.sustained_ms, platform.device.power_limit_w
     if limit is None or sustained_ms is None or sustained_ms <= figures.next_ms:
         return figures, notes
     clock = _clock_within_limit(active_ms, sustained_ms, figures.next_ms)
@@ -359,9 +359,9 @@ def _power_note(limit: float, clock: float) -> str:
 
 def _figures(
     job: Job, platform: Platform, gpus_per_node: int | None, drop_gaps: bool, known: StepFigures | None = None
-) -> tuple[StepFigures, float | None, float, list[str]]:
-    """Figures of a job at the full clock, milliseconds from step to step within the power limit and of the devices'
-    work, and notes. Memory is that of ``known`` where it is given.
+) -> tuple[StepFigures, float, list[str]]:
+    """Figures of a job at the full clock, milliseconds of the devices' work, and notes. Memory is that of
+    ``known`` where it is given.
     """
     from foretrace.cost_models.kernels.cross_device import scaling_notes  # here, since most predictions need none
 
@@ -392,7 +392,7 @@ def _figures(
         figures = figures._replace(memory_bytes=need.allocated, reserved_bytes=need.reserved, fits=fits)
     carried = {rank.graph.rank: [note for note in rank.notes if CARRIED_NOTE in note] for rank in ranks}
     notes = [*scaling_notes(ranks[0].dispatched.calls, platform), *basis, *merge_rank_notes(carried)]
-    return figures, drawn[1] if drawn else None, active_ms, notes
+    return figures, active_ms, notes
 
 
 def _device_active_ms(job: JobTasks, timeline: Timeline) -> float:

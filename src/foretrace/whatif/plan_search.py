@@ -106,7 +106,7 @@ class Search:
         patience = min(PATIENCE * most, MOST_PATIENCE)
         first, since = self._first_plans(), 0
         while len(self.points) < most and since < patience and (end is None or time.monotonic() < end):
-            chosen = self._together(first or self._most_promising(min(self._at_once, most - len(self.points))))
+            chosen = self._next_at_once(first or self._most_promising(min(self._at_once, most - len(self.points))))
             if not chosen or self._fail_alike():
                 break
             best = self._best_us()
@@ -128,7 +128,7 @@ class Search:
             say(f"simulating the best plans in whole, {len(left)} left{self._so_far()}")
             self._try(left[: self._at_once], True)
 
-    def _together(self, plans: list[Choice]) -> list[Choice]:
+    def _next_at_once(self, plans: list[Choice]) -> list[Choice]:
         """The first of some plans, as many as are simulated at once."""
         some = plans[: self._at_once]
         large = any(self._effort[self._place[plan]] > ALONE_EFFORT for plan in some)
