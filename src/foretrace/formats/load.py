@@ -98,14 +98,14 @@ def load_traces(paths: Path | str | Sequence[Path | str], ranks: set[int] | None
     found = _by_rank(_traces(source, files)) if files else []
     graphs = _read([one for one in found if ranks is None or one.rank is None or one.rank in ranks])
     if len(graphs) > 1:
-        from foretrace.formats.ranks import align_ranks, check_ranks_told, numbered_by_name
+        from foretrace.formats.ranks import align_ranks, check_ranks_known, numbered_by_name
 
         numbered_by_name(graphs)
     graphs = sorted((g for g in graphs if ranks is None or g.rank in ranks), key=lambda graph: graph.rank)
     if not graphs:
         raise ForetraceError(f"{source} holds no trace of rank {_few(sorted(ranks or ()))}", "Ask for other ranks.")
     if len(graphs) > 1:
-        check_ranks_told(graphs)
+        check_ranks_known(graphs)
     if is_guessed := all(graph.world == 1 for graph in graphs):
         for graph in graphs:
             graph.world = graphs[-1].rank + 1

@@ -79,7 +79,7 @@ def numbered_by_name(graphs: list[Graph]) -> None:
     graphs[0].notes.append("the traces do not say which rank they are of: ranks are numbered by the names of the files")
 
 
-def check_ranks_told(graphs: list[Graph]) -> None:
+def check_ranks_known(graphs: list[Graph]) -> None:
     """Refuse traces that look like the same rank because neither they nor their names say which ranks they are of."""
     untold = [graph for graph in graphs if graph.world == 1 and rank_in_name(Path(graph.source), alone=True) is None]
     for one, other in pairwise(sorted(untold, key=lambda graph: graph.rank)):
