@@ -35,6 +35,47 @@ def test_folders_are_searched_for_recordings_and_traces(traces):
     assert [found.name for found in find_recordings(str(RECORDING))] == [RECORDING.name]
 
 
+def test_traces_of_several_jobs_may_lie_in_one_folder(traces, tmp_path):
+    text = (traces(one=20.0) / "one/trace.json").read_text()
+    folder = tmp_path / "mixed"
+    (folder / "deeper").mkdir(parents=True)
+    for name in (
+        "bert.kineto.json",
+        "dlrm.rank0.json",
+        "dlrm.rank1.json",
+        "deeper/trace.json",
+        "io_0.json",
+        "io_4.json",
+    ):
+        (folder / name).write_text(text)
+    for rank in (0, 1):
+        about = {"distributedInfo": {"rank": rank, "world_size": 2}}
+        (folder / f"host_{rank}7.1234.pt.trace.json").write_text(json.dumps(about | json.loads(text)))
+    (folder / "jobs.json").write_text("{}")
+    assert [found.name for found in find_recordings(str(folder))] == [
+        "bert.kineto.json", "dlrm.rank*.json", "host_*7.1234.pt.trace.json", "io_0.json", "io_4.json", "deeper",
+    ]  # fmt: skip
+
+
+def test_what_lies_beside_the_traces_of_one_step_is_no_recording(traces):
+    folder = traces(one=20.0) / "one"
+    (folder / "measured.json").write_text('{"synced_ms": [1.0]}')
+    assert [found.path for found in find_recordings(str(folder))] == [str(folder)]
+
+
+def test_ranks_in_a_folder_with_others_are_one_recording_and_have_copies(store, traces, tmp_path):
+    text = (traces(one=20.0) / "one/trace.json").read_text()
+    folder = tmp_path / "mixed"
+    folder.mkdir()
+    for name in ("a.rank0.json", "a.rank1.json", "b.json"):
+        (folder / name).write_text(text)
+    done = add_recordings(store, [str(folder)], copy=True, workers=1)
+    assert done.added == 2 and not done.broken
+    assert {record.name: record.world for record in store.records()} == {"a.rank*.json": 2, "b.json": 1}
+    assert sorted(len(list(one.iterdir())) for one in (store.path / "originals").iterdir()) == [1, 2]
+    assert add_recordings(store, [str(folder)], workers=1).there == 2
+
+
 def test_adding_twice_adds_nothing(store, traces):
     folder = traces(one=20.0, two=30.0)
     first = add_recordings(store, [str(folder)], workers=1)
@@ -146,6 +187,12 @@ def test_addresses_of_object_stores_are_read(store, traces):
     done = add_recordings(store, [f"file://{folder}"], workers=1)
     assert done.added == 2 and not done.broken
     assert add_recordings(store, [f"file://{folder}"], workers=1).there == 2
+    text = (folder / "one/trace.json").read_text()
+    for name in ("a.rank0.json", "a.rank1.json", "b.json"):
+        (folder / "two" / name).write_text(text)
+    (folder / "two/trace.json").unlink()
+    assert add_recordings(store, [f"file://{folder}/two"], workers=1).added == 2
+    assert {record.world for record in store.records()} == {1, 2}
     with pytest.raises(ForetraceError, match="does not exist"):
         add_recordings(store, [f"file://{folder}/none"], workers=1)
 

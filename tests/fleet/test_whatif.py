@@ -51,6 +51,14 @@ def test_a_faster_family_saves_hours_only_where_it_is_critical(store):
     assert saved(store, "host", "hosts twice as fast") == pytest.approx(10 * 1 / 8 + 100 * 2 / 8)
 
 
+def test_steps_that_were_profiled_understate_what_faster_kernels_save(tmp_path, traces):
+    store = Store.open(tmp_path / "profiled", create=True)
+    add_recordings(store, [str(traces(one=20.0))], workers=1)
+    assert any(
+        note.startswith("1 of 1 recordings were timed under a profiler only") for note in fleet_whatif(store).notes
+    )
+
+
 def test_kernels_at_their_roofline_take_what_the_device_could(store):
     store.add([made(1, 10.0, path(T1=2.0, matrix_product=6.0))])
     assert saved(store, "at the roofline", "all kernels") == pytest.approx(10 * 3 / 8)

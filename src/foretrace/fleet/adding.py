@@ -18,7 +18,7 @@ from foretrace.api import DEFAULT_PLATFORM, load, observe, predict
 from foretrace.errors import ForetraceError
 from foretrace.fleet.labels import HOURS, NAMED, Labels, check_agree, labelled, labels_for, unmatched
 from foretrace.fleet.record import StepRecord
-from foretrace.fleet.recordings import Found, content_id, files_of, find_recordings, local_copy
+from foretrace.fleet.recordings import Found, content_id, files_of, find_recordings, local_copy, name_in
 from foretrace.fleet.reduction import reduce_step
 from foretrace.fleet.store import ORIGINALS, Store, from_table
 from foretrace.output import atomic_folder
@@ -107,6 +107,7 @@ def add_recordings(
     copies = str(store.path / ORIGINALS) if copy else ""
     tasks = [Task(tuple(todo[first : first + PER_TASK]), known, copies, on) for first in range(0, len(todo), PER_TASK)]
     waiting, written = list[StepRecord](), time.monotonic()
+    on_progress(Progress("adding recordings", 0, len(todo)))
     try:
         for finished, results in enumerate(_reduced(tasks, workers, ray), 1):
             for path, result in results:
@@ -241,6 +242,6 @@ def _copy(place: Path, target: Path) -> None:
         return
     with atomic_folder(target) as folder:
         for file in files_of(place):
-            inside = file.name if place.is_file() else file.relative_to(place)
+            inside = name_in(place, file) or file.name
             (folder / inside).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, folder / inside)

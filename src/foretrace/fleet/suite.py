@@ -18,6 +18,7 @@ from foretrace.api import benchmark
 from foretrace.errors import ForetraceError
 from foretrace.fleet.mix import FAMILY, STATED, TOTAL, Mix, fleet_mix
 from foretrace.fleet.record import PartRecord
+from foretrace.fleet.recordings import files_of
 from foretrace.fleet.selection import Choice, choose, choose_with_parts, exchange, largest_error, weights_of
 from foretrace.fleet.store import ORIGINALS, Store
 from foretrace.graph.tables import Floats
@@ -298,7 +299,7 @@ def _original(store: Store, number: str) -> Path:
     table = store.table(["name"])
     place = table.column("id").to_pylist().index(number)
     source, name = (table.column(column)[place].as_py() for column in ("source", "name"))
-    if "://" in source or not Path(source).exists():
+    if "://" in source or not files_of(Path(source)):
         raise ForetraceError(
             f"{name} is not at {source} any more", "Bring it back, or add recordings with --copy, which keeps them."
         )

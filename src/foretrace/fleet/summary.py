@@ -273,7 +273,9 @@ class _Rows:
         if missing:
             found.append(f"{missing:,} of {len(self.hours):,} recordings have no gpu_hours: each counts as one hour")
         if unclean:
-            found.append(f"{unclean:,} recordings were profiled and not timed without it: their idle time is too long")
+            found.append(
+                f"{unclean:,} of {len(self.hours):,} recordings were timed under a profiler only: their idle time is too long"
+            )
         predicted = int((~self.table.column("measured").to_numpy().astype(bool)).sum())
         if predicted:
             found.append(f"{predicted:,} recordings have no measured times: theirs are predicted")

@@ -155,6 +155,12 @@ def fleet_whatif(
     period = weeks or _weeks(table)
     whole = float(fleet.hours.sum()) / period
     answers: list[tuple[str, str, Floats]] = []
+    profiled = int((~table.column("clean").to_numpy().astype(bool)).sum())
+    if profiled:
+        notes.append(
+            f"{profiled:,} of {table.num_rows:,} recordings were timed under a profiler only: their hosts seem slower "
+            "than they are, and faster kernels save more than is said here"
+        )
     for family in _present(fleet):
         answers.append(("a tenth faster", family, fleet.ms({family: FASTER})))
     answers += _at_roofline(fleet)
@@ -241,7 +247,7 @@ def _hosts(fleet: FleetResponse, notes: list[str]) -> list[tuple[str, str, Float
     factor = host_factors(fleet)
     known = np.isfinite(factor)
     if not known.any():
-        notes.append("no recording was timed without a profiler: how fast hosts are is not known")
+        notes.append("no recording was timed without a profiler: hosts can't be compared with each other")
         return [twice]
     if not known.all():
         notes.append(f"{int((~known).sum()):,} recordings do not say how fast their hosts are: these stay as they are")

@@ -73,7 +73,7 @@ GZIP_RATIO = 15
 """How many times smaller a compressed trace usually is."""
 MAX_DEPTH = 6
 """How many levels of folders are searched for the one with the traces."""
-_RANK = re.compile(r"rank[-_.]?(\d{1,6})(?!\d)", re.I)
+RANK_IN_NAME = re.compile(r"rank[-_.]?(\d{1,6})(?!\d)", re.I)
 _NUMBER = re.compile(r"[-_.](\d{1,6})(?:\.[a-z]+)*$", re.I)
 
 
@@ -173,7 +173,7 @@ def rank_in_name(path: Path, alone: bool = False) -> int | None:
     >>> [rank_in_name(Path(p)) for p in ("rank3.kineto.json.gz", "rank-7/et.json", "trace_12.json", "a.json")]
     [3, 7, 12, None]
     """
-    found = _RANK.search(path.name) or _RANK.search(path.parent.name)
+    found = RANK_IN_NAME.search(path.name) or RANK_IN_NAME.search(path.parent.name)
     if not found and not alone:
         found = _NUMBER.search(path.name)
     return int(found[1]) if found else None
