@@ -55,7 +55,7 @@ def test_steps_that_were_profiled_understate_what_faster_kernels_save(tmp_path, 
     store = Store.open(tmp_path / "profiled", create=True)
     add_recordings(store, [str(traces(one=20.0))], workers=1)
     assert any(
-        note.startswith("1 of 1 recordings were timed under a profiler only") for note in fleet_whatif(store).notes
+        note.startswith("1 of 1 recordings were only timed under a profiler") for note in fleet_whatif(store).notes
     )
 
 

@@ -274,7 +274,7 @@ class _Rows:
             found.append(f"{missing:,} of {len(self.hours):,} recordings have no gpu_hours: each counts as one hour")
         if unclean:
             found.append(
-                f"{unclean:,} of {len(self.hours):,} recordings were timed under a profiler only: their idle time is too long"
+                f"{unclean:,} of {len(self.hours):,} recordings were only timed under a profiler: devices idle less"
             )
         predicted = int((~self.table.column("measured").to_numpy().astype(bool)).sum())
         if predicted:

@@ -158,7 +158,7 @@ def fleet_whatif(
     profiled = int((~table.column("clean").to_numpy().astype(bool)).sum())
     if profiled:
         notes.append(
-            f"{profiled:,} of {table.num_rows:,} recordings were timed under a profiler only: their hosts seem slower "
+            f"{profiled:,} of {table.num_rows:,} recordings were only timed under a profiler: their hosts seem slower "
             "than they are, and faster kernels save more than is said here"
         )
     for family in _present(fleet):
