@@ -23,6 +23,22 @@ def test_a_sync_that_a_profile_shows_inside_a_call_counts() -> None:
     assert step_waits(graph, dispatched_calls(graph)).host.tolist() == [OWN_STREAM]
 
 
+def test_a_sync_that_a_profile_shows_between_calls_holds_the_host_after_the_first() -> None:
+    graph = builders.rank(
+        builders.Call("aten::mm", 0, 10),
+        builders.launch(1, 2, (5, 50)),
+        builders.sync(12, 52),
+        builders.Call("aten::relu", 60, 70),
+        builders.launch(61, 62, (63, 65)),
+    )
+    assert step_waits(graph, dispatched_calls(graph)).host.tolist() == [ALL_STREAMS, NO_SYNC]
+
+
+def test_a_sync_for_what_ran_before_the_step_holds_nobody_in_it() -> None:
+    graph = builders.rank(builders.Orphan(0, 50), builders.Call("aten::relu", 2, 8), builders.sync(12, 52))
+    assert step_waits(graph, dispatched_calls(graph)).host.tolist() == [NO_SYNC]
+
+
 def test_a_stream_that_waits_for_an_event_waits_for_the_work_before_the_event() -> None:
     event, main, side = Constant("event", "0"), Constant("stream", "0"), Constant("stream", "1")
     found = of(

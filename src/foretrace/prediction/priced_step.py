@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.analysis.dependencies import WORK_WAIT, Streams, event_waits
+from foretrace.analysis.dependencies import WORK_WAIT, Streams, event_waits, sync_waits
 from foretrace.analysis.dispatched import DispatchedCalls
 from foretrace.analysis.host_time import host_segments
 from foretrace.cost_models.host.pricing import HostCosts, of_large_step, price_host
@@ -261,9 +261,8 @@ def step_waits(graph: Graph, step: DispatchedCalls, blocking_stages: bool = Fals
             host[row] = OWN_STREAM
     host[calls.calls.op[(calls.calls.kind == SYNC) & (calls.calls.op >= 0)]] = OWN_STREAM
     if len(calls.kernels) and graph.has_times:
-        polled = host_segments(graph).polled
-        owner = calls.kernels.op[polled[polled >= 0]]
-        host[owner[owner >= 0]] = OWN_STREAM
+        between = _waits_between_calls(graph, calls)
+        host[between] = np.where(host[between] == NO_SYNC, ALL_STREAMS, host[between])
     side = [(int(np.searchsorted(step.rows, row)), graph.ops[row]) for row in _side_rows(graph)]
     for place, op in side:
         # A sync between two calls holds the host at the end of the first of them.
@@ -275,6 +274,21 @@ def step_waits(graph: Graph, step: DispatchedCalls, blocking_stages: bool = Fals
     pairs = {*_events(side, stream), *_seen(calls), *_collectives(calls), *held}
     awaited = {(issued, place) for issued, place, _ in works}
     return Waits(host, *(np.array(sorted(some), np.int32).reshape(-1, 2) for some in (pairs, awaited)))
+
+
+def _waits_between_calls(graph: Graph, calls: Graph) -> Longs:
+    """The calls after which a profile shows the host to wait, in no call, for what a call of the step launched."""
+    cut = host_segments(graph)
+    kernel, segment = sync_waits(graph, cut, Streams(graph)).T
+    launcher = calls.kernels.op[kernel]
+    between = np.where(cut.call[segment] >= 0, calls.calls.op[cut.call[segment]], -1) < 0
+    segment, launcher = segment[between & (launcher >= 0)], launcher[between & (launcher >= 0)]
+    last = np.full(len(segment), -1)
+    for thread in distinct(cut.thread[segment]):
+        ours, theirs = np.flatnonzero(cut.thread[segment] == thread), np.flatnonzero(calls.ops.thread == thread)
+        at = np.searchsorted(calls.ops.start[theirs], cut.start[segment[ours]], "right") - 1
+        last[ours] = np.where(at >= 0, np.append(theirs, -1)[at], -1)
+    return np.asarray(last[last >= launcher])
 
 
 def _side_rows(graph: Graph) -> list[int]:

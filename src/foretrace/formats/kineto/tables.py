@@ -41,6 +41,13 @@ _CALL_KINDS = (
     (WAIT_EVENT, re.compile(r"\w*StreamWaitEvent")),
     (RECORD_EVENT, re.compile(r"\w*EventRecord")),
 )
+_READS_EVENTS = re.compile(r"(cuda|cu|hip)EventElapsedTime")
+"""Calls that take the time between two events, which both have to be over: whoever calls them waits first."""
+_ASKS = re.compile(r"(cuda|cu|hip)(Event|Stream)Query")
+"""Calls that ask whether the device is done, and do not wait for it: a loop of them waits."""
+WAIT_US, SEEN_US, EARLY_US, ASKED = 100.0, 150.0, 10.0, 10
+"""The shortest wait that is looked for, how long after the kernel that it was for it may end, and how long before (the
+clocks of host and device differ); and how many times a loop asks at least."""
 NANOSECONDS_FROM = 1e17
 """Timestamps are microseconds, in some builds of the profiler nanoseconds: no epoch in microseconds is this late."""
 SAME_THREAD = 0.9
@@ -127,7 +134,72 @@ def call_table(columns: Columns, ops: OpTable, clock: Clock) -> CallTable:
     if ids_name_ops(columns):
         unknown = calls.op < 0
         calls.op[unknown] = _by_external_id(columns, ops, rows["external"][order][unknown], calls.start[unknown])
+    if calls.names.matching(lambda text: bool(_READS_EVENTS.match(text) or _ASKS.match(text))).any():
+        return _with_unrecorded_waits(calls, ops, clock.spans(columns.device, "correlation")[1])
     return calls
+
+
+def _with_unrecorded_waits(calls: CallTable, ops: OpTable, kernel_end: Floats) -> CallTable:
+    """The calls, and a sync for each wait for the device that is seen from what follows or fills it.
+
+    Profilers leave out waits for events (Kineto for years did), which come before the time between two events is taken
+    (DistributedDataParallel does, in every step), and a loop that asks whether an event is over is many calls. Such a
+    pause ends as a kernel does.
+    """
+    if calls.names.matching(lambda text: "EventSynchronize" in text).any():
+        reads = np.zeros(len(calls), bool)
+    else:
+        reads = calls.names.matching(lambda text: bool(_READS_EVENTS.match(text)))[calls.name]
+    asks = calls.names.matching(lambda text: bool(_ASKS.match(text)))[calls.name]
+    kernel_end, found = np.sort(kernel_end), []
+    for thread in distinct(calls.thread[(reads | asks)]):
+        mine, called = np.flatnonzero(calls.thread == thread), (ops.thread == thread) & np.isin(ops.kind, (CALL, NODE))
+        if not called.any() and not (calls.kind[mine] == LAUNCH).any():
+            continue  # a watchdog
+        busy = [ops.start[called], ops.end[called], calls.start[mine], calls.end[mine]]
+        end = calls.start[mine[reads[mine]]]
+        begin = _last_before(np.sort(np.concatenate(busy)), end)
+        others = np.concatenate([*busy[:2], calls.start[mine[~asks[mine]]]])
+        begins, ends = _asked(calls.rows(mine[asks[mine]]), np.sort(others))
+        begin, end = np.append(begin, begins), np.append(end, ends)
+        seen = _last_before(kernel_end, end + EARLY_US)
+        waits = (end - begin >= WAIT_US) & (seen >= np.maximum(end - SEEN_US, begin))
+        found += [(at, until, thread) for at, until in zip(begin[waits].tolist(), end[waits].tolist())]
+    return _with_syncs(calls, ops, found) if found else calls
+
+
+def _last_before(times: Floats, end: Floats) -> Floats:
+    """The last of some sorted times before each of others; minus infinity for none."""
+    return np.asarray(np.append(times, -np.inf)[np.searchsorted(times, end) - 1])
+
+
+def _asked(asks: CallTable, others: Floats) -> tuple[Floats, Floats]:
+    """When loops begin and end that do nothing but ask the device, on one thread."""
+    if not len(asks):
+        return asks.start, asks.end
+    apart = np.diff(np.searchsorted(others, asks.start)) > 0
+    apart |= asks.start[1:] - asks.end[:-1] > WAIT_US
+    first = np.flatnonzero(np.append(True, apart))
+    last = np.append(first[1:], len(asks)) - 1
+    often = last - first + 1 >= ASKED
+    return asks.start[first[often]], asks.end[last[often]]
+
+
+def _with_syncs(calls: CallTable, ops: OpTable, spans: list[tuple[float, float, int]]) -> CallTable:
+    """The calls with waits for an event at these times, on these threads."""
+    start, end, thread = (np.array(column) for column in zip(*spans))
+    code, names = calls.names.code("cudaEventSynchronize"), calls.names
+    rows = {
+        "name": np.full(len(spans), code), "start": start, "end": end, "thread": thread,
+        "kind": np.full(len(spans), SYNC), "correlation": np.zeros(len(spans)),
+        "op": innermost(ops.thread, ops.start, ops.end, ops.parent, thread.astype(np.int32), start),
+    }  # fmt: skip
+    every = {
+        name: np.concatenate([getattr(calls, name), added]).astype(getattr(calls, name).dtype)
+        for name, added in rows.items()
+    }
+    order = call_order(every["start"], every["end"])
+    return CallTable(**{name: column[order] for name, column in every.items()}, names=names)
 
 
 def _call_kind(name: str) -> int:
