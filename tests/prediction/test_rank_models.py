@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from foretrace.graph import Graph, Span, Timings
+from foretrace.prediction.predict import measured_ranks
 from foretrace.prediction.rank_models import MeasuredRank
 from foretrace.simulation.task_graph import KERNEL, SYNC
-from tests.analysis.builders import Call, launch, rank
+from tests.analysis.builders import Call, all_reduce, job, launch, rank
 
 
 def recorded(*plain_ms: float) -> Graph:
@@ -31,3 +32,18 @@ def test_what_nothing_explains_is_known_task_by_task() -> None:
     late = np.flatnonzero(rank_model.tasks.tasks.kind == KERNEL)
     assert rank_model.stall[late].tolist() == [80.0], "100 us after its launch, of which 20 may be latency"
     assert rank_model.stalled_us == 80.0
+
+
+def test_the_root_of_a_broadcast_goes_on_and_a_rank_of_an_all_reduce_stays() -> None:
+    def both(late: float) -> Graph:
+        of_root = 10.0 if not late else late + 10
+        return rank(
+            Call("c10d::broadcast_", 0.0, 4.0),
+            all_reduce(1.0, 2.0, (2.0 + late, 2.0 + of_root), kind="broadcast"),
+            Call("c10d::allreduce_", 200.0, 204.0),
+            all_reduce(201.0, 202.0, (202.0 + late, 212.0 + late)),
+        )
+
+    root, other = measured_ranks(job(both(0.0), both(100.0)))[0]
+    assert root.tasks.leaves is not None and root.tasks.leaves.tolist() == [True, False]
+    assert other.tasks.leaves is None

@@ -1,5 +1,7 @@
 """Kernels that overlap with a collective."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -27,6 +29,14 @@ def test_a_kernel_beside_a_collective_takes_longer() -> None:
     slower, timeline = with_contention(job(overlaps=True), [NO_OVERLAP], HALF_AS_LONG_AGAIN)
     assert slower.tasks.duration[OTHER] == pytest.approx(1.5 * 20 + 2)
     assert timeline.end[OTHER] == pytest.approx(10 + 32)
+
+
+def test_a_collective_that_a_host_thread_runs_slows_no_kernel_and_is_slowed_by_none() -> None:
+    rank = replace(job(overlaps=True).ranks[0], beside=np.array([True]))
+    of_host = merge_ranks([rank], [[(0, 0)]], np.array([100.0]))
+    slower, timeline = with_contention(of_host, [NO_OVERLAP], HALF_AS_LONG_AGAIN)
+    assert slower.tasks.duration.tolist() == [10.0, 0.0, 20.0, 100.0]
+    assert measured_overlap(rank, of_host.rank_timeline(0, timeline)).tolist() == [0.0, 0.0]
 
 
 def test_a_collective_beside_kernels_takes_longer_for_as_long_as_they_run() -> None:

@@ -45,6 +45,15 @@ def test_only_what_waits_for_a_collective_is_held_up() -> None:
     assert job.rank_timeline(1, timeline).start[AFTER] == 16.0
 
 
+def test_a_rank_that_leaves_before_the_last_arrives_takes_its_own_time_for_it() -> None:
+    root = replace(rank(3.0), leaves=np.array([True]))
+    job, timeline = simulated(
+        replace(root, tasks=replace(root.tasks, duration=np.array([1.0, 3.0, 1.5, 2.0]))), rank(10.0)
+    )
+    assert job.rank_timeline(0, timeline).start[AFTER] == 1.0 + 3.0 + 1.5
+    assert job.rank_timeline(1, timeline).start[AFTER] == 16.0
+
+
 def test_a_transfer_is_labelled_with_the_rank_that_came_last() -> None:
     job, timeline = simulated(rank(3.0), rank(10.0))
     tasks = job.labelled(timeline)

@@ -402,7 +402,7 @@ def with_host_collectives_as_kernels(graph: Graph) -> Graph:
 
 def without_host_collective_kernels(graph: Graph) -> Graph:
     """The graph that `with_host_collectives_as_kernels` was given, its collectives at the times of their kernels."""
-    ours = _host_collectives(graph)
+    ours = host_collective_kernels(graph)
     if not len(ours):
         return graph
     rows = {c.kernel: c.op for c in graph.collectives}
@@ -415,7 +415,7 @@ def without_host_collective_kernels(graph: Graph) -> Graph:
     return replace(graph, ops=ops, kernels=graph.kernels.rows(stays), collectives=collectives)
 
 
-def _host_collectives(graph: Graph) -> Longs:
+def host_collective_kernels(graph: Graph) -> Longs:
     """Kernels that are collectives of host threads: they have the names of what runs them, and come last."""
     kernels, ops = graph.kernels, graph.ops
     performing = np.full(len(kernels), -1)
@@ -436,7 +436,7 @@ def _concat(one: KernelTable, other: KernelTable) -> KernelTable:
 
 def host_collective_waits(graph: Graph, segments: Segments) -> tuple[Pairs, Pairs]:
     """What issues the host's collectives, (segment, kernel), and what waits for them, (kernel, segment)."""
-    kernels, ours = graph.kernels, _host_collectives(graph)
+    kernels, ours = graph.kernels, host_collective_kernels(graph)
     if not len(ours):
         none = np.zeros((0, 2), np.int32)
         return none, none

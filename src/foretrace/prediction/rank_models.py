@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from foretrace.analysis.collectives import collective_times
 from foretrace.analysis.critical_path import LATENCY_US
 from foretrace.analysis.dependencies import (
+    CLOCKS_AGREE_US,
     LAUNCHES_AHEAD,
     Pairs,
     edges,
+    host_collective_kernels,
     in_time_order,
     rank_tasks,
     with_host_collectives_as_kernels,
@@ -39,6 +42,8 @@ from foretrace.simulation.uncertainty import Uncertainty
 if TYPE_CHECKING:
     from foretrace.cost_models.collectives.contention import Contention
 
+ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
+"""Collectives that a rank may leave before all have come."""
 NO_OVERLAP = np.zeros(1)
 """The measured overlap of modelled kernels: models know kernels alone."""
 
@@ -177,6 +182,23 @@ class MeasuredRank(RankModel):
         return {SOURCES[MEASURED]: float((kernels.end - kernels.start)[kernels.kind != COLLECTIVE].sum())}
 
 
+def leaving_early(ranks: list[MeasuredRank]) -> list[MeasuredRank]:
+    """The ranks, each with the collectives in which it did not wait for the last one: the root of a broadcast sends,
+    and goes on."""
+    leaves = [np.zeros(len(rank.graph.collectives), bool) for rank in ranks]
+    for group in collective_times([rank.graph for rank in ranks])[0] if len(ranks) > 1 else []:
+        rooted = np.array([kind in ROOTED for kind in group.kinds])
+        early = rooted[:, None] & (group.end < group.last_start[:, None] - CLOCKS_AGREE_US)
+        for column, position in enumerate(group.members):
+            kernels = group.kernel[early[:, column], column]
+            each = np.array([c.kernel for c in ranks[position].graph.collectives], np.int64)
+            leaves[position] |= (each >= 0) & np.isin(each, kernels)
+    return [
+        replace(rank, tasks=replace(rank.tasks, leaves=early)) if early.any() else rank
+        for rank, early in zip(ranks, leaves)
+    ]
+
+
 def repeated_tasks(rank: MeasuredRank, tasks: RankTasks, times: int) -> tuple[RankTasks, Longs]:
     """A measured step so many times, one after the other with nothing between them, and where each of them ends.
 
@@ -217,7 +239,8 @@ def repeated_tasks(rank: MeasuredRank, tasks: RankTasks, times: int) -> tuple[Ra
     if len(one.release):
         several = replace(several, release=np.append(one.release, np.zeros(count * (times - 1))))
     arrival = np.where(tasks.arrival >= 0, tasks.arrival + step * count, -1).ravel()
-    return RankTasks(several, arrival), (step.ravel() + 1) * count
+    beside, leaves = (None if some is None else np.tile(some, times) for some in (tasks.beside, tasks.leaves))
+    return RankTasks(several, arrival, beside, leaves), (step.ravel() + 1) * count
 
 
 def _queue_edges(rank: MeasuredRank, one: TaskGraph, times: int) -> Pairs:
@@ -282,7 +305,9 @@ def measured_rank_tasks(graph: Graph, segments: Segments) -> MeasuredRankTasks:
     kernel_task[measured.row[kernels]] = kernels
     arrival = np.array([kernel_task[c.kernel] if c.kernel >= 0 else -1 for c in graph.collectives], np.int64)
     tasks = replace(tasks, lag=lag + stall[tasks.after], release=np.where(free, timeline.start, 0.0))
-    rank = RankTasks(tasks, arrival)
+    by_host = host_collective_kernels(graph)
+    beside = np.isin([c.kernel for c in graph.collectives], by_host) if 0 < len(by_host) < len(kernels) else None
+    rank = RankTasks(tasks, arrival, beside)
     return MeasuredRankTasks(rank, stall, measured_overlap(rank, timeline))
 
 

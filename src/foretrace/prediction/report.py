@@ -252,7 +252,9 @@ def simulated_collectives(graphs: list[Graph], done: SimulatedJob) -> list[Colle
     for members, numbers in groups.items():
         numbers.sort(key=lambda number: timeline.start[first + number])
         start = np.array([timeline.start[merged.arrivals[number]] for number in numbers])
-        end = np.broadcast_to(timeline.end[first + np.array(numbers)][:, None], start.shape)
+        stays = np.array([[merged.ranks[call.graph].stays[call.number] for call in matches[n].calls] for n in numbers])
+        own = np.array([timeline.end[merged.arrivals[number]] for number in numbers])
+        end = np.where(stays, timeline.end[first + np.array(numbers)][:, None], own)
         calls = [matches[number].calls for number in numbers]
         kernel = [[graphs[call.graph].collectives[call.number].kernel for call in some] for some in calls]
         sizes = [matches[number].nbytes for number in numbers]
@@ -264,7 +266,7 @@ def simulated_collectives(graphs: list[Graph], done: SimulatedJob) -> list[Colle
                 nbytes=np.array([size if isinstance(size, int) else max(size) for size in sizes], np.int64),
                 kernel=np.array(kernel, np.int64),
                 start=start,
-                end=np.array(end),
+                end=end,
             )
         )
     return found

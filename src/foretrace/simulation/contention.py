@@ -75,8 +75,7 @@ def with_contention(
         start, end = timeline.start, timeline.end
         duration, shares = alone.copy(), np.zeros(len(alone))
         for position, (rows, known) in enumerate(zip(tasks, measured_overlap)):
-            moved = job.transfer[position]
-            moved = moved[moved >= 0]
+            moved = job.ranks[position].contending(job.transfer[position])
             if known is not None and len(rows) and len(moved):
                 ours = job.first[position] + rows
                 collectives = _collectives(job, position, timeline) if slowdown.spins else (start[moved], end[moved])
@@ -105,9 +104,9 @@ def settle(tasks: TaskGraph, slowed: Callable[[Timeline], Floats]) -> tuple[Task
 
 def measured_overlap(rank: RankTasks, timeline: Timeline) -> Floats:
     """The share of each of a rank's computing tasks that overlapped with one of its collectives."""
-    collectives = rank.arrival[rank.arrival >= 0]
     rows = computing_tasks(rank)
     start, end = timeline.start, timeline.end
+    collectives = rank.contending(rank.arrival)
     return overlap_share(start[rows], end[rows], start[collectives], end[collectives])
 
 
@@ -126,6 +125,6 @@ def _compute_kernels(rank: RankTasks) -> Longs:
 
 def _collectives(job: JobTasks, position: int, timeline: Timeline) -> tuple[Floats, Floats]:
     """When those of a rank begin and end, waiting included."""
-    times, arrival = job.rank_timeline(position, timeline), job.ranks[position].arrival
-    arrived = arrival[arrival >= 0]
+    times, rank = job.rank_timeline(position, timeline), job.ranks[position]
+    arrived = rank.contending(rank.arrival)
     return times.start[arrived], times.end[arrived]

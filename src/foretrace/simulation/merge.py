@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from foretrace.simulation.task_graph import TRANSFER, Floats, Longs, TaskGraph, Timeline
 
@@ -25,6 +26,22 @@ class RankTasks:
     tasks: TaskGraph
     arrival: Longs
     """For each collective of the rank's graph the task that is its arrival; -1 for none."""
+    beside: NDArray[np.bool_] | None = None
+    """Whether each collective takes no part of what does the rank's work, as one that a thread of the host runs beside
+    a GPU; None where all do."""
+
+    leaves: NDArray[np.bool_] | None = None
+    """Whether the rank goes on in each collective before the last one has arrived, as the root of a broadcast; None
+    where it stays in all of them."""
+
+    def contending(self, tasks: Longs) -> Longs:
+        """Of tasks given for each collective, -1 for none, those that slow the rank's work, and are slowed by it."""
+        return tasks[(tasks >= 0) if self.beside is None else (tasks >= 0) & ~self.beside]
+
+    @cached_property
+    def stays(self) -> NDArray[np.bool_]:
+        """Whether the rank arrives at each collective and waits for the others."""
+        return self.arrival >= 0 if self.leaves is None else (self.arrival >= 0) & ~self.leaves
 
     @cached_property
     def arrival_edges(self) -> tuple[Longs, Longs]:
@@ -115,8 +132,9 @@ def merge_ranks(ranks: Sequence[RankTasks], collectives: Sequence[Calls], transf
         for position, which in calls:
             task = ranks[position].arrival[which]
             if task >= 0:
-                transfer[position][which] = number
                 tasks.append(first[position] + task)
+            if ranks[position].stays[which]:
+                transfer[position][which] = number
         arrivals.append(np.array(tasks, np.int64))
     return JobTasks(ranks, _merged_tasks(ranks, first, transfer, arrivals, transfer_us), first, arrivals, transfer)
 
@@ -136,7 +154,7 @@ def _merged_tasks(
     for position, (rank, graph) in enumerate(zip(ranks, graphs)):
         here, there = slice(first[position], first[position + 1]), slice(edges[position], edges[position + 1])
         duration[here], lag[there] = graph.duration, graph.lag
-        duration[here][rank.arrival[rank.arrival >= 0]] = 0.0
+        duration[here][rank.arrival[rank.stays]] = 0.0
         np.add(graph.lane, np.int32(lanes), out=lane[here])
         np.add(graph.first[:-1], edges[position], out=begins[here])
         np.add(graph.before, np.int32(first[position]), out=before[there])
