@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from foretrace.formats.perfetto import write_perfetto
-from foretrace.graph import ForetraceError, Graph, Job, Op, OpTable, Storage, Tensor
+from foretrace.graph import ForetraceError, Graph, Job, Op, OpTable, Span, Storage, Tensor, Timings
 from foretrace.platform.platform import Platform
-from foretrace.prediction.predict import predict_on_platform
+from foretrace.prediction.predict import predict_on_own_machine, predict_on_platform
+from foretrace.report.step import step_facts
 from tests.analysis import builders
 from tests.narrowing import present
 from tests.prediction.by_hand import device
@@ -165,3 +166,15 @@ def test_the_headline_says_that_the_answer_rests_on_calls_that_no_model_knows() 
     assert not predict_on_platform(sketched(known), h200).cautions
     (caution,) = predict_on_platform(sketched(known, *[unheard] * 4), h200).cautions
     assert caution.startswith("much rests on guesses: ")
+
+
+def test_what_may_be_the_profiler_s_of_a_step_on_its_own_machine_is_said_unless_unprofiled_ones_were_timed() -> None:
+    call, kernel = builders.Call("aten::mm", 0.0, 300.0), builders.launch(90.0, 100.0, (200.0, 250.0))
+    graph = builders.rank(call, kernel, steps=[Span("ProfilerStep#3", 0.0, 300.0)])
+    traced = predict_on_own_machine(Job([graph]))
+    assert present(traced.profiling_ms) == pytest.approx(0.250)
+    assert [about for word, _, about in step_facts(traced) if word == "profiled"] == [
+        "of it may be the profiler's: the profiled step is what is predicted; without one it takes 0.050 ms or more"
+    ]
+    graph.unprofiled = Timings(synced_ms=(0.2,))
+    assert predict_on_own_machine(Job([graph])).profiling_ms is None

@@ -246,6 +246,9 @@ class StepReport(NotebookDocument):
     """From the end of one step to the end of the next, where the host may run ahead."""
     span_ms: float | None = None
     """Of a job predicted on its own machine, from the first rank's start to the last one's end."""
+    profiling_ms: float | None = None
+    """How much of a step predicted on its own machine may be what the profiler adds to the host's time, where no
+    unprofiled step was timed: all in which no device works."""
     samples: int | None = None
     """Training samples in a step of all ranks, where known."""
     low_ms: float = 0.0

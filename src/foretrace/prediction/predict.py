@@ -101,6 +101,9 @@ def predict_on_own_machine(
     report = build_report(job, done, Device.matching(job.graphs[0].device))
     report.platform = OWN_MACHINE
     _add_period(report, job, done, bool(overrides.ranks or drop_gaps))
+    if not all(graph.unprofiled.synced_ms for graph in job.graphs):
+        works = max(rank.device_active_ms - (rank.wait_ms or 0.0) for rank in report.ranks)
+        report.profiling_ms = max(report.step_ms - max(works, 0.0), 0.0)
     report.fabric = fabric.name if fabric else None
     measured_as = [measured_range_note(job.graphs), *_stall_notes(ranks, report.step_ms), *_overhead_notes(ranks)]
     report.notes = _job_notes(job, [*report.notes, *notes, *done.notes, *measured_as, *shared])
@@ -439,8 +442,10 @@ def _measured_note(report: StepReport, job: Job, platform: Platform) -> list[str
     if len(job.graphs) != 1 or job.world != 1 or platform.device.runs_on_host:
         return []
     graph = job.graphs[0]
-    if not graph.unprofiled.synced_ms or graph.device != platform.device.matches:
+    if graph.device != platform.device.matches:
         return []
+    if not graph.unprofiled.synced_ms:
+        return _profiled_note(report, graph, platform)
     measured = float(median(np.array(graph.unprofiled.synced_ms)))
     took = f"{measured:.3g} ms on {graph.device}, without a profiler"
     if report.low_ms <= measured <= report.high_ms:
@@ -448,6 +453,18 @@ def _measured_note(report: StepReport, job: Job, platform: Platform) -> list[str
     return [
         f"{ANOTHER_TIME}{took}: the prediction has the host of {platform.name}, which may be slower or faster than "
         "that of the recording; `foretrace calibrate` measures a host, `foretrace check` compares the two op by op"
+    ]
+
+
+def _profiled_note(report: StepReport, graph: Graph, platform: Platform) -> list[str]:
+    """How long a step took that was traced on the same device, where its prediction is shorter."""
+    name = chosen_step(Job([graph]), None)
+    profiled = next((span.ms for span in graph.steps if span.name == name), 0.0)
+    if profiled <= report.high_ms:
+        return []
+    return [
+        f"in the trace the step took {profiled:.3g} ms on {graph.device}: profiling slows the host; a step without a "
+        f"profiler is predicted, with the host of {platform.name}"
     ]
 
 

@@ -129,10 +129,7 @@ def _predicted_facts(report: StepReport) -> Iterator[Fact]:
     before = sum(rank.launched_before_ms for rank in report.ranks) / max(len(report.ranks), 1)
     other = f"; {ms(before)} ms of it for what was launched before" if before > OUTSIDE_OPS * report.step_ms else ""
     yield "step", f"{ms(report.step_ms)} ms", f"({likely}) {_predicted_limit(report)}{other}"
-    if report.span_ms and report.span_ms != report.step_ms:
-        yield "span", f"{ms(report.span_ms)} ms", SPANS[len(report.ranks) > 1]
-    if report.step_ms_back_to_back is not None:
-        yield "next", f"{ms(report.step_ms_back_to_back)} ms", "from step to step, without a sync in between"
+    yield from _other_step_facts(report)
     if report.carried:
         largest, spent = report.carried[0], sum(row.ms for row in report.carried)
         several = ", on several threads at once" if spent > report.step_ms else ""
@@ -167,6 +164,18 @@ def _predicted_facts(report: StepReport) -> Iterator[Fact]:
     yield from _power_facts(report)
     if report.kernels or report.platform != OWN_MACHINE:  # a job of CPUs there is as it was measured
         yield "known", *_coverage(report)
+
+
+def _other_step_facts(report: StepReport) -> Iterator[Fact]:
+    """What else may be called the time of a predicted step."""
+    if report.profiling_ms and report.profiling_ms > COSTS_NOTHING * report.step_ms:
+        least = f"without one it takes {ms(report.step_ms - report.profiling_ms)} ms or more"
+        about = f"of it may be the profiler's: the profiled step is what is predicted; {least}"
+        yield "profiled", f"{ms(report.profiling_ms)} ms", about
+    if report.span_ms and report.span_ms != report.step_ms:
+        yield "span", f"{ms(report.span_ms)} ms", SPANS[len(report.ranks) > 1]
+    if report.step_ms_back_to_back is not None:
+        yield "next", f"{ms(report.step_ms_back_to_back)} ms", "from step to step, without a sync in between"
 
 
 def _power_facts(report: StepReport) -> Iterator[Fact]:
