@@ -24,7 +24,6 @@ from foretrace.graph.tables import (
     Longs,
     distinct,
 )
-from foretrace.simulation.task_graph import outermost
 
 DATA_LOADING, BUSY_WAIT, ALLOCATION, ANNOTATED, PYTHON = (
     "data loading", "busy wait", "allocation", "annotation", "python",
@@ -69,6 +68,11 @@ _ALLOCATES = re.compile(
     r"|(ur|pi|ze)(USM|Mem|ext)\w*(Alloc|Free)"
 )
 MEANINGS = frozenset(kind for kind, _ in _MEANINGS)
+SAY_LITTLE = (ANNOTATED, "lock", "sleep", ALLOCATION)
+"""How the host spends its time, not what for: inside something that says this, it has no name of its own."""
+_COPIES = re.compile("Memcpy|Memset")
+MOST_LAUNCHES = 0.5
+"""Share of the step's kernels launched in an annotation from which on it is around the step, whatever its name says."""
 LONG_US = 100.0
 """A pause of the host that is shorter is the ordinary time between two ops."""
 LAUNCHED_JUST_BEFORE_US = 50.0
@@ -136,19 +140,23 @@ def host_activities(graph: Graph, causes: Causes) -> Activities:
     """Host time with a cause of its own, whatever ops are inside: what its name says, else an annotation in which
     nothing is launched; and calls that allocate.
 
-    A Python function counts by its name only where it launches nothing: it may be the loop around all of a step.
+    A Python function counts by its name only where it launches nothing: it may be the loop around all of a step. So may
+    an annotation that launches most of the step's work.
     """
     table, calls = graph.activities, graph.calls
-    launching = _launching(graph)
+    launching = _launches_inside(graph, calls.kind == LAUNCH) > 0
+    computes = (calls.kind == LAUNCH) & ~calls.names.matching(lambda name: bool(_COPIES.search(name)))[calls.name]
+    around = _launches_inside(graph, computes) > MOST_LAUNCHES * max(int(computes.sum()), 1)
     means = [meaning(name) for name in table.names.items]
     says = np.array([bool(meant) for meant in means] or [False])[table.name] if len(table) else np.zeros(0, bool)
     noted = table.kind == ANNOTATION
-    rows = np.flatnonzero(np.where(noted, says | ~launching, says & ~launching))
+    rows = np.flatnonzero(np.where(noted, ~launching | (says & ~around), says & ~launching))
     names = [table.names[code] for code in table.name[rows].tolist()]
-    code = [causes.code(means[at] or ANNOTATED, name) for at, name in zip(table.name[rows].tolist(), names)]
+    kinds = [means[at] or ANNOTATED for at in table.name[rows].tolist()]
     allocate = calls.names.matching(allocates)
     slow = np.flatnonzero((calls.kind == OTHER_CALL) & (calls.end - calls.start >= LONG_US))
     slow = slow[allocate[calls.name[slow]]]
+    code = [causes.code(kind, name) for kind, name in zip(kinds, names)]
     code += [causes.code(ALLOCATION, calls.names[name]) for name in calls.name[slow].tolist()]
     found = Activities(
         np.concatenate([table.start[rows], calls.start[slow]]),
@@ -156,30 +164,53 @@ def host_activities(graph: Graph, causes: Causes) -> Activities:
         np.concatenate([table.thread[rows], calls.thread[slow]]),
         np.array(code, np.int32),
     )
-    return _outermost(found)
+    return _named_once(found, np.isin([*kinds, *[ALLOCATION] * len(slow)], SAY_LITTLE))
 
 
-def _launching(graph: Graph) -> NDArray[np.bool_]:
-    """Whether each activity has a launch on its thread inside it."""
+def _launches_inside(graph: Graph, launches: NDArray[np.bool_]) -> Longs:
+    """How many of some launches each activity has inside it, on its thread."""
     table, calls = graph.activities, graph.calls
-    inside = np.zeros(len(table), bool)
-    launches = calls.kind == LAUNCH
+    inside = np.zeros(len(table), np.int64)
     for thread in distinct(table.thread):
         rows = np.flatnonzero(table.thread == thread)
         at = np.sort(calls.start[launches & (calls.thread == thread)])
-        inside[rows] = np.searchsorted(at, table.end[rows]) > np.searchsorted(at, table.start[rows])
+        inside[rows] = np.searchsorted(at, table.end[rows]) - np.searchsorted(at, table.start[rows])
     return inside
 
 
-def _outermost(found: Activities) -> Activities:
-    """Those that lie in no other of their thread, in order of threads and time; an overlap goes to the first."""
+def _named_once(found: Activities, says_little: NDArray[np.bool_]) -> Activities:
+    """Each moment by the innermost activity whose name says what it is for, of others by the outermost; in order of
+    threads and time.
+    """
     order = np.lexsort((-found.end, found.start, found.thread))
-    keep = np.ones(len(order), bool)
-    for one in distinct(found.thread):
-        rows = np.flatnonzero(found.thread[order] == one)
-        keep[rows] = outermost(found.start[order[rows]], found.end[order[rows]])
-    order = order[keep]
-    return Activities(found.start[order], found.end[order], found.thread[order], found.cause[order])
+    pieces: list[tuple[float, float, int]] = []
+    open_: list[int] = []  # around each other
+    since, thread = 0.0, -1
+
+    def close(until: float) -> None:
+        nonlocal since
+        while open_ and found.end[open_[-1]] <= until:
+            row = open_.pop()
+            if found.end[row] > since:
+                pieces.append((since, float(found.end[row]), row))
+                since = float(found.end[row])
+
+    for row in order.tolist():
+        if found.thread[row] != thread:
+            close(np.inf)
+            since, thread = -np.inf, int(found.thread[row])
+        start = float(found.start[row])
+        close(start)
+        if open_ and says_little[row]:
+            continue
+        if open_ and start > since:
+            pieces.append((since, start, open_[-1]))
+        since = max(start, since)
+        open_.append(row)
+    close(np.inf)
+    each = np.array(pieces, np.float64).reshape(-1, 3)
+    rows = each[:, 2].astype(np.int64)
+    return Activities(each[:, 0], each[:, 1], found.thread[rows], found.cause[rows])
 
 
 def innermost_names(graph: Graph, causes: Causes, thread: Ints, start: Floats, end: Floats) -> Activities:
