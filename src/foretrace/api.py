@@ -11,8 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from foretrace.errors import ForetraceError, check_count, check_path, check_price
 from foretrace.graph import MAX_RANKS, Graph, Job
 
@@ -24,13 +22,10 @@ if TYPE_CHECKING:
     from foretrace.platform.host import Host
     from foretrace.platform.platform import Platform
     from foretrace.platform.stack import Stack
-    from foretrace.prediction.overrides import RankOverrides
     from foretrace.prediction.scaling import Scaling
     from foretrace.record.command import Script
     from foretrace.replay import Choices, How, Member, Replay, Suite
 
-DEFAULT_PLATFORM = "h200"
-"""Where a step is predicted if no platform is named and it was not measured on all ranks of a job."""
 MS_PER_HOUR = 3.6e6
 STANDARD_INPUT = Path("/dev/stdin")
 RECORDING_FILE = "job.json"
@@ -311,8 +306,8 @@ def predict(
     True
     """
     from foretrace._progress import Progress
-    from foretrace.platform.registry import load_platform
     from foretrace.prediction.overrides import RankOverrides
+    from foretrace.prediction.target import PredictionOptions, find_target, predict_job
 
     overrides = RankOverrides(slow_host or {}, host_of or {}, slow_link or {})
     if price is not None:
@@ -323,46 +318,14 @@ def predict(
     if world is not None:
         check_count(world, "world", MAX_RANKS)
         overrides.check_alike()
-    own, on = on == OWN, None if on == OWN else on
-    if own and (host is not None or kernels == "model" or power_limit is not None or alloc_conf):
-        raise ForetraceError(
-            "on its own machine a job keeps the hosts and kernels that were measured",
-            "Leave out what changes them, or name the platform that is like it: --on a100.",
-        )
-    where = None if on is None else load_platform(on, host, fabric)
-    if power_limit is not None:
-        from foretrace.platform.power import with_power_limit
-
-        where = with_power_limit(where or load_platform(DEFAULT_PLATFORM, host, fabric), power_limit)
-    if alloc_conf:
-        from foretrace.simulation.caching_allocator import AllocatorSettings
-
-        AllocatorSettings.parse(alloc_conf)
-        where = where or load_platform(DEFAULT_PLATFORM, host, fabric)
-        where = replace(where, device=replace(where.device, alloc_conf=alloc_conf))
+    target = find_target(on, host, fabric, kernels, power_limit, alloc_conf)
+    options = PredictionOptions(kernels, step, gpus_per_node, world, overrides, drop_gaps, stack)
     on_progress(Progress(f"sketching {what}" if isinstance(what, (str, Path)) and script_of(what) else "reading"))
-    job = as_job(what, where.device.kind if where else "cuda", world)
+    job = as_job(what, target.device_kind, world)
     on_progress(Progress("predicting"))
-    if own:
-        _check_measured(job)
-    if own or (where is None and host is None and kernels != "model" and _is_measured(job, world)):
-        report = _on_own_machine(job, fabric, gpus_per_node, step, overrides, world, drop_gaps)
-    elif where is not None and host is None and world is None and _tells_more(job, where, kernels):
-        fabric = fabric or where.fabric
-        report = _on_own_machine(job, fabric, gpus_per_node, step, overrides, None, drop_gaps)
-        report.platform = where.name
-        is_of = "is" if job.graphs[0].device else "is taken to be"
-        report.notes.append(
-            f"hosts and kernels as measured: the trace {is_of} of this GPU, and the host of {where.name} was not "
-            "measured; --host names another, --kernels model models both"
-        )
-    else:
-        where = where or load_platform(DEFAULT_PLATFORM, host, fabric)
-        report = on_platform(job, where, kernels, step, gpus_per_node, world, overrides, drop_gaps, stack)
+    report = predict_job(job, target, options)
     if price is not None:
         report.price_of_1000 = 1000 * price * report.world * (report.sustained_ms or report.period_ms) / MS_PER_HOUR
-    if report.workings is not None and world is None:  # charts show what was measured beside it
-        report.workings = replace(report.workings, job=job, step=step)
     return report
 
 
@@ -386,8 +349,9 @@ def scaling(
     >>> [row.world for row in scaling(step, [1, 2]).rows]
     [1, 2]
     """
-    from foretrace.platform.registry import load_platform
+    from foretrace.platform.registry import DEFAULT_PLATFORM, load_platform
     from foretrace.prediction.scaling import scaling_curve
+    from foretrace.prediction.target import fabrics_of_one_kind
 
     if isinstance(worlds, (str, int)) or not worlds:
         raise ForetraceError(f"no curve can be made of {worlds!r}", "Give some worlds, for instance [1, 2, 4, 8].")
@@ -400,7 +364,7 @@ def scaling(
         where = load_platform(on or DEFAULT_PLATFORM, host, options.pop("fabric", None))  # type: ignore[arg-type]
     fewest = min(several or worlds)
     job = as_job(what, where.device.kind if where else "cuda", fewest)
-    fabrics, notes = _fabrics_of_one_kind(job, where, worlds, options)
+    fabrics, notes = fabrics_of_one_kind(job, where, worlds, options)
     if isinstance(what, (str, Path)) and script_of(what) and job.graphs[0].collectives:
         notes.append(
             f"the script was sketched as one of {fewest:,} ranks: with more of them, all are assumed to do the same"
@@ -411,126 +375,6 @@ def scaling(
     ]
     curve = scaling_curve(each)
     return replace(curve, notes=[*curve.notes, *notes])
-
-
-def _fabrics_of_one_kind(
-    job: Job, where: Platform | None, worlds: Sequence[int], options: Mapping[str, object]
-) -> tuple[Sequence[object], list[str]]:
-    """The fabrics of jobs of several sizes: the one named, or shipped ones for machines of one kind."""
-    named, several = options.get("fabric"), [world for world in worlds if world > 1]
-    communicates = any(graph.collectives for graph in job.graphs)
-    if named is not None or (where and where.fabric) or not several or not communicates:
-        return [named] * len(worlds), []
-    from foretrace.platform.registry import load_platform
-    from foretrace.prediction.fabric_choice import device_of, fabrics_of
-
-    if where is None and not _is_measured(job, max(several)):
-        where = load_platform(DEFAULT_PLATFORM)
-    device = where.device.matches if where else device_of(job)
-    found = dict(zip(several, fabrics_of(device, several, options.get("gpus_per_node"))))  # type: ignore[arg-type]
-    names = ", ".join(dict.fromkeys(fabric.name for fabric in found.values()))
-    return [found.get(world) for world in worlds], [
-        f"fabric {names}: shipped, the same kind of machine for all sizes; --fabric names another"
-    ]
-
-
-def _on_own_machine(
-    job: Job,
-    fabric: Fabric | Platform | str | Path | None,
-    gpus_per_node: int | None,
-    step: str | None,
-    overrides: RankOverrides,
-    world: int | None,
-    drop_gaps: bool = False,
-) -> StepReport:
-    """A measured job where it was measured, with overrides; or one of another size, made of that."""
-    from foretrace.prediction.fabric_choice import choose_fabric, device_of
-    from foretrace.prediction.predict import predict_on_own_machine
-    from foretrace.prediction.scaling import at_world
-
-    measured, job = (None, job) if world is None else (job, at_world(job, world))
-    chosen, notes = None, list[str]()
-    if fabric is not None or (job.world > 1 and (len(job.graphs) > 1 or world is not None)):
-        chosen, notes = choose_fabric(fabric, None, device_of(measured or job), job.world, gpus_per_node)
-    return _with_notes(predict_on_own_machine(job, chosen, step, overrides, gpus_per_node, measured, drop_gaps), notes)
-
-
-def on_platform(
-    job: Job,
-    where: Platform,
-    kernels: str | None,
-    step: str | None,
-    gpus_per_node: int | None,
-    world: int | None,
-    overrides: RankOverrides,
-    drop_gaps: bool = False,
-    stack: Stack | str | Path = "auto",
-) -> StepReport:
-    """A loaded job on a loaded platform; the rest is as in `predict`."""
-    from foretrace.prediction.predict import predict_on_platform, with_fabric
-
-    if len(job.graphs) > 1:
-        job = _for_device(job, where.device.kind)
-    if world is not None:
-        from foretrace.prediction.scaling import at_world_resharded
-
-        job = at_world_resharded(job, world)
-    try:
-        where, notes = with_fabric(where, job, gpus_per_node)
-    except ForetraceError:
-        # The collectives of one rank alone may take no time; those of a job may not.
-        if len(job.graphs) > 1 or job.alike or overrides.ranks:
-            raise
-        notes = []
-
-    report = predict_on_platform(job, with_stack(where, job, stack), kernels, step, overrides, gpus_per_node, drop_gaps)
-    return _with_notes(report, notes)
-
-
-def with_stack(where: Platform, job: Job, stack: Stack | str | Path = "auto") -> Platform:
-    """The platform under a software stack, by its name or file; ``auto`` as `foretrace.platform.stack` has it."""
-    if stack == "auto" and where.cross_device is None:  # measured here: most predictions
-        return where
-    from foretrace.platform.stack import find_stack
-
-    found = find_stack(stack, where, job.world, job.graphs)
-    return where if found is None else found.applied(where)
-
-
-OWN = "own"
-"""What stands for a platform where the machine that a job was profiled on is meant."""
-
-
-def _check_measured(job: Job) -> None:
-    if job.alike or not all(np.isfinite(graph.ops.start).any() or len(graph.kernels) for graph in job.graphs):
-        raise ForetraceError(
-            f"{job.source} was not measured on any machine: it has no times", "Name a platform, as --on h200."
-        )
-
-
-def _is_measured(job: Job, world: int | None) -> bool:
-    """Whether a job was profiled: several of its ranks; or one, where that shall stand for all."""
-    ranks = job.graphs if world is None else job.graphs[:1]
-    enough = job.world > 1 and (len(ranks) > 1 or world is not None)
-    return enough and not job.alike and all(np.isfinite(graph.ops.start).any() for graph in ranks)
-
-
-def _tells_more(job: Job, where: Platform, kernels: str | None) -> bool:
-    """Whether a profiled job knows more of a platform than its description: it ran on that GPU, whose host was not
-    measured. Where its trace names no GPU, ``kernels`` as measured say that it did.
-    """
-    if where.cross_device is None or kernels == "model" or job.alike or not job.graphs:
-        return False
-    if not all(graph.has_times and len(graph.kernels) for graph in job.graphs):
-        return False
-    device = job.graphs[0].device
-    if where.device.matches.endswith("scaled") or (kernels is None and not where.device.is_named(device)):
-        return False
-    return not device or where.device.may_be(device)
-
-
-def _with_notes(report: StepReport, notes: list[str]) -> StepReport:
-    return replace(report, notes=[*report.notes, *notes])
 
 
 def as_job(
@@ -582,10 +426,12 @@ def read(
     programs
         Whether a script's graph shall have the graphs of compiled programs, which edits of a compiled step need.
     """
+    from foretrace.prediction.target import for_device
+
     script = script_of(what)
     if script is None:
         job = load(what)
-        return _for_device(job, device) if job.world == len(job.graphs) == 1 else job
+        return for_device(job, device) if job.world == len(job.graphs) == 1 else job
     script = script._replace(compile=compile, programs=programs)
     from foretrace.record.script import sketch_command  # here, since it brings torch
 
@@ -593,18 +439,7 @@ def read(
     job = Job([graph], graph.source)
     if graph.world > 1 or graph.programs:
         return job
-    return _for_device(job, device, sketched=True)
-
-
-def _for_device(job: Job, device: str, sketched: bool = False) -> Job:
-    """A job as it is; one of CPUs that is asked for on GPUs, with its tensors there and a note."""
-    if device == "cpu" or any(len(graph.kernels) for graph in job.graphs):
-        return job
-    if not all(graph.lies_on_host for graph in job.graphs):
-        return job
-    from foretrace.transforms.to_gpu import on_gpu  # here, since most steps lie there already
-
-    return replace(job, graphs=[on_gpu(graph, sketched) for graph in job.graphs])
+    return for_device(job, device, sketched=True)
 
 
 def script_of(what: str | Path) -> Script | None:

@@ -195,8 +195,8 @@ def _refuse_alone(options: dict[str, Any]) -> None:
 
 def _parallelized(what: str, parallel: str, on: str | None) -> Job:
     """The job that the step of one rank becomes."""
-    from foretrace.api import DEFAULT_PLATFORM, read
-    from foretrace.platform.registry import load_platform
+    from foretrace.api import read
+    from foretrace.platform.registry import DEFAULT_PLATFORM, load_platform
     from foretrace.transforms.parallel.parallelize import parallelize
     from foretrace.whatif.changes import parallel_options
     from foretrace.whatif.grammar import read_parallel

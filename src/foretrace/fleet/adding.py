@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from foretrace._progress import OnProgress, Progress
 from foretrace.analysis.report import NotebookDocument
-from foretrace.api import DEFAULT_PLATFORM, load, observe, predict
+from foretrace.api import load, observe, predict
 from foretrace.errors import ForetraceError
 from foretrace.fleet.labels import HOURS, NAMED, Labels, check_agree, labelled, labels_for, unmatched
 from foretrace.fleet.record import StepRecord
@@ -22,6 +22,7 @@ from foretrace.fleet.recordings import Found, content_id, files_of, find_recordi
 from foretrace.fleet.reduction import reduce_step
 from foretrace.fleet.store import ORIGINALS, Store, from_table
 from foretrace.output import atomic_folder
+from foretrace.platform.registry import DEFAULT_PLATFORM
 from foretrace.processes import map_in_processes
 from foretrace.whatif.workers import ray_cluster
 

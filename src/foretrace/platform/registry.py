@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from foretrace.platform.fabric import Fabric
 
 SHIPPED = Path(__file__).parent / "data" / "shipped"
+DEFAULT_PLATFORM = "h200"
+"""The platform of a prediction that names none."""
 CPU = "cpu"
 """The CPU of this machine: a platform of the user's own, which `foretrace calibrate cpu` makes."""
 REFERENCE = "h200"
@@ -40,7 +42,7 @@ REFERENCE = "h200"
 
 
 def load_platform(
-    on: Platform | str | Path = "h200",
+    on: Platform | str | Path = DEFAULT_PLATFORM,
     host: Host | Platform | str | Path | None = None,
     fabric: Fabric | Platform | str | Path | None = None,
 ) -> Platform:

@@ -5,22 +5,17 @@ Job ─▶ RankModel (measured | priced), one per rank ─▶ TaskGraph ─▶ T
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from foretrace.analysis.breakdown import kernels_in
 from foretrace.analysis.collective_matching import seen_by_all
-from foretrace.analysis.critical_path import LATENCY_US
 from foretrace.analysis.measure import forget_unknown_limits
 from foretrace.analysis.report import OWN_MACHINE, StepReport
 from foretrace.errors import ForetraceError
 from foretrace.graph import Graph, Job
-from foretrace.graph.graph import ANOTHER_TIME, cautions, chosen_step, cut_to_step
-from foretrace.graph.tables import median
+from foretrace.graph.graph import chosen_step, cut_to_step
 from foretrace.platform.device import Device
 from foretrace.platform.platform import Platform
 from foretrace.platform.power import PowerModel
@@ -36,6 +31,16 @@ from foretrace.prediction.job import (
     visible_collectives,
 )
 from foretrace.prediction.memory import TOO_LARGE, fullest_rank, job_memory
+from foretrace.prediction.notes import (
+    guess_note,
+    idle_device_note,
+    job_notes,
+    measured_note,
+    merge_rank_notes,
+    overhead_notes,
+    queued_note,
+    stall_notes,
+)
 from foretrace.prediction.overrides import RankOverrides, with_own_graphs
 from foretrace.prediction.priced_step import CARRIED_NOTE
 from foretrace.prediction.rank_models import MeasuredRank, PricedRank, leaving_early, with_arrivals
@@ -44,20 +49,10 @@ from foretrace.prediction.report import add_idle, build_report, set_range
 from foretrace.prediction.uncertainty import measured_range_note
 from foretrace.simulation.engine import DeadlockError
 from foretrace.simulation.merge import JobTasks
-from foretrace.simulation.task_graph import KERNEL, Timeline, merged, total
+from foretrace.simulation.task_graph import KERNEL, Timeline, total
 
 if TYPE_CHECKING:
     from foretrace.platform.fabric import Fabric
-
-STALLED_SHARE = 0.01
-"""A device that stalls unexplained for more than this share of the step is noted."""
-GUESSED_SHARE = 0.2
-"""Share of a step from which on device time that no model knows belongs in the headline."""
-QUEUED_SHARE = 0.05
-"""Share of the measured device span from which on idle time with launched work is noted."""
-NUMBER = re.compile(r"(?<![\w-])\d[\d,.]*(?![\w-])")
-"""A number by itself; those of a name, as a100-8x, are none."""
-EXAMPLES = re.compile(r"\([^()]*\)")
 
 
 def predict_on_own_machine(
@@ -105,8 +100,8 @@ def predict_on_own_machine(
         works = max(rank.device_active_ms - (rank.wait_ms or 0.0) for rank in report.ranks)
         report.profiling_ms = max(report.step_ms - max(works, 0.0), 0.0)
     report.fabric = fabric.name if fabric else None
-    measured_as = [measured_range_note(job.graphs), *_stall_notes(ranks, report.step_ms), *_overhead_notes(ranks)]
-    report.notes = _job_notes(job, [*report.notes, *notes, *done.notes, *measured_as, *shared])
+    measured_as = [measured_range_note(job.graphs), *stall_notes(ranks, report.step_ms), *overhead_notes(ranks)]
+    report.notes = job_notes(job, [*report.notes, *notes, *done.notes, *measured_as, *shared])
     forget_unknown_limits(report)
     return report
 
@@ -228,34 +223,19 @@ def _predicted(
     add_rates(report, done_by_rank)
     add_power(report, done_by_rank, platform.device)
     rank_notes = merge_rank_notes({rank.graph.rank: rank.notes for rank in ranks})
-    report.notes = _job_notes(
+    report.notes = job_notes(
         job,
         [
             *stack_notes,
             *rank_notes,
             *done.notes,
-            *_idle_device_note(ranks, platform),
-            *_queued_note(ranks),
-            *_guess_note(report),
-            *_measured_note(report, job, platform),
+            *idle_device_note(ranks, platform),
+            *queued_note(ranks),
+            *guess_note(report),
+            *measured_note(report, job, platform),
         ],
     )
     return report
-
-
-def with_fabric(where: Platform, job: Job, gpus_per_node: int | None) -> tuple[Platform, list[str]]:
-    """The platform with a fabric, where a job communicates; and notes on that.
-
-    >>> from foretrace.graph import OpTable
-    >>> from foretrace.platform.registry import load_platform
-    >>> with_fabric(load_platform("h200"), Job([Graph(OpTable.of([]))]), None)[0].fabric
-    """
-    if where.fabric is not None or job.world == 1 or not any(graph.collectives for graph in job.graphs):
-        return where, []
-    from foretrace.prediction.fabric_choice import choose_fabric
-
-    chosen, notes = choose_fabric(None, None, where.device.matches, job.world, gpus_per_node)
-    return where.having(fabric=chosen), notes
 
 
 def priced_ranks(
@@ -412,142 +392,3 @@ def _from_zero(graphs: list[Graph]) -> list[Graph]:
     tables = [table for graph in graphs for table in (graph.ops, graph.calls, graph.kernels, graph.activities)]
     begins = [float(np.nanmin(table.start)) for table in tables if np.isfinite(table.start).any()]
     return [graph.shifted(-min(begins, default=0.0)) for graph in graphs]
-
-
-def _stall_notes(ranks: Sequence[MeasuredRank], step_ms: float) -> list[str]:
-    limit_us = STALLED_SHARE * step_ms * 1e3
-    stalled = {rank.graph.rank: rank.stalled_us / 1e3 for rank in ranks if rank.stalled_us > limit_us}
-    shares = {rank: f"{ms:.1f} ms ({100 * ms / step_ms:.0f} % of the step)" for rank, ms in stalled.items()}
-    which = ", ".join(f"rank {rank} for {share}" for rank, share in shares.items())
-    reason = "for no reason that the trace shows (another user of the machine?): these stalls stay as measured"
-    return [f"work stalls on {which}, {reason}"] if stalled else []
-
-
-def _overhead_notes(ranks: Sequence[MeasuredRank]) -> list[str]:
-    low, high = (some(rank.profiling_overhead for rank in ranks) for some in (min, max))
-    if low == high == 1.0:
-        return []
-    by = f"{low:.2f} to {high:.2f}" if f"{low:.2f}" != f"{high:.2f}" else f"{high:.2f}"
-    return [f"host times are scaled to those of unprofiled steps: the profiled one took {by} times as long"]
-
-
-def _idle_device_note(ranks: Sequence[PricedRank], platform: Platform) -> list[str]:
-    if any(len(rank.step.work) for rank in ranks) or platform.device.runs_on_host:
-        return []
-    return [f"the step launches nothing on {platform.name}'s device: were its model and data on the device?"]
-
-
-def _measured_note(report: StepReport, job: Job, platform: Platform) -> list[str]:
-    """How long a step took that was recorded on the same device, beside its prediction: a caution where they differ."""
-    if len(job.graphs) != 1 or job.world != 1 or platform.device.runs_on_host:
-        return []
-    graph = job.graphs[0]
-    if graph.device != platform.device.matches:
-        return []
-    if not graph.unprofiled.synced_ms:
-        return _profiled_note(report, graph, platform)
-    measured = float(median(np.array(graph.unprofiled.synced_ms)))
-    took = f"{measured:.3g} ms on {graph.device}, without a profiler"
-    if report.low_ms <= measured <= report.high_ms:
-        return [f"recorded, the step took {took}"]
-    return [
-        f"{ANOTHER_TIME}{took}: the prediction has the host of {platform.name}, which may be slower or faster than "
-        "that of the recording; `foretrace calibrate` measures a host, `foretrace check` compares the two op by op"
-    ]
-
-
-def _profiled_note(report: StepReport, graph: Graph, platform: Platform) -> list[str]:
-    """How long a step took that was traced on the same device, where its prediction is shorter."""
-    name = chosen_step(Job([graph]), None)
-    profiled = next((span.ms for span in graph.steps if span.name == name), 0.0)
-    if profiled <= report.high_ms:
-        return []
-    return [
-        f"in the trace the step took {profiled:.3g} ms on {graph.device}: profiling slows the host; a step without a "
-        f"profiler is predicted, with the host of {platform.name}"
-    ]
-
-
-def _guess_note(report: StepReport) -> list[str]:
-    """A note that much of the step is device time of calls that no model knows.
-
-    >>> unknown = StepReport(platform="h200", step_ms=10.0, device_active_ms=8.0, coverage={"fallback": 0.5})
-    >>> _guess_note(unknown)
-    ["much rests on guesses: 50 % of the device time is of calls that h200's models do not know"]
-    """
-    unknown = sum(report.coverage.get(how, 0.0) for how in ("extrapolated", "fallback"))
-    if unknown * report.device_active_ms < GUESSED_SHARE * report.step_ms or not unknown:
-        return []
-    whose = f"calls that {report.platform}'s models do not know"
-    return [f"much rests on guesses: {100 * unknown:.0f} % of the device time is of {whose}"]
-
-
-def _queued_note(ranks: Sequence[PricedRank]) -> list[str]:
-    """A note on measured time in which a device idled although work was launched, which no forecast has."""
-    each, span = [], 0.0
-    for rank in ranks:
-        cut, whole = rank.dispatched.calls, rank.uncut
-        if not len(cut.kernels) or not len(cut.calls) or not np.isfinite(cut.kernels.start).all():
-            return []
-        begin, last = float(cut.calls.start.min()), float(cut.kernels.end.max())
-        kernels = kernels_in(whole, begin, last)  # what the step before launched keeps the device busy, too
-        start, end, first = merged(kernels.start, kernels.end)
-        launched = np.append(whole.calls.end, np.inf)[kernels.call[first]]
-        late = start - np.maximum(np.append(begin, end[:-1]), launched)
-        each.append(float(late[late > LATENCY_US].sum()) / 1e3)
-        span += (last - begin) / 1e3
-    if not each or sum(each) < QUEUED_SHARE * span:
-        return []
-    ms = sum(each) / len(each)
-    return [f"{ms:.1f} ms in which the measured device idled although work was launched are not in the forecast"]
-
-
-def note_key(note: str) -> frozenset[str]:
-    """The words of a note without numbers, order and examples: equal for notes that say the same.
-
-    >>> note_key("a (6%) and b (2.0%) on 2 nodes") == note_key("b (4%) and a (3.0%) on 4 nodes")
-    True
-    >>> note_key("a100-8x on 4 nodes") == note_key("a100-4x on 4 nodes")
-    False
-    """
-    return frozenset(NUMBER.sub("", EXAMPLES.sub("", note)).replace(",", " ").split())
-
-
-def merge_rank_notes(notes: Mapping[int, Iterable[str]]) -> list[str]:
-    """The notes of some ranks, of those that say much the same the first one's.
-
-    >>> merge_rank_notes({0: ["guessed", "5 ms are guesses"], 1: ["guessed", "6 ms are guesses"]})
-    ['guessed', 'on rank 0, and likewise on others: 5 ms are guesses']
-    """
-    found: dict[frozenset[str], dict[str, int]] = {}
-    for rank, theirs in notes.items():
-        for note in theirs:
-            found.setdefault(note_key(note), {}).setdefault(note, rank)
-    return [
-        note if len(same) == 1 else f"on rank {rank}, and likewise on others: {note}"
-        for same in found.values()
-        for note, rank in [next(iter(same.items()))]
-    ]
-
-
-def recorded_notes(job: Job) -> list[str]:
-    """The notes of how a job was recorded or sketched, such as what was not done meanwhile; cautions first."""
-    cautioned = [note for graph in job.graphs for note in cautions(graph.notes)]
-    others = {graph.rank: [note for note in graph.notes if note not in cautioned] for graph in job.graphs}
-    return list(dict.fromkeys([*job.notes, *cautioned, *merge_rank_notes(others)]))
-
-
-def _job_notes(job: Job, more: list[str]) -> list[str]:
-    notes = recorded_notes(job)
-    if job.missing:
-        if len(job.graphs) == 1:
-            notes.append(
-                f"rank {job.graphs[0].rank} of {job.world:,} is predicted alone: the time it waits for other ranks is "
-                "not included"
-            )
-        else:
-            ranks = "rank" if len(job.missing) == 1 else f"{len(job.missing):,} ranks"
-            notes.append(f"no other rank waits for the {ranks} of {job.world:,} that have no trace")
-    if job.alike:
-        notes.append(f"ranks that run the same step are simulated once: {len(job.graphs):,} for all {job.world:,}")
-    return list(dict.fromkeys([*notes, *more]))

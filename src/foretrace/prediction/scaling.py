@@ -12,7 +12,7 @@ from foretrace.analysis.collectives import ONE_SIDED, members
 from foretrace.analysis.report import NotebookDocument, StepReport, plain
 from foretrace.errors import check_count
 from foretrace.graph import MAX_RANKS, Collective, ForetraceError, Graph, Job
-from foretrace.prediction.predict import note_key
+from foretrace.prediction.notes import note_key
 
 WEAK = "weak scaling: each rank keeps its work and the bytes of its collectives; groups of all ranks grow with the job"
 NOT_COMMUNICATING = (

@@ -150,7 +150,7 @@ def _model(what: Sequence[Table] | Graph | Job | Module | str | Path, device: st
         return _Model(read_tables(Path(what)), str(what))
     if isinstance(what, (Graph, Job, str, Path)):
         from foretrace.api import as_job
-        from foretrace.prediction.predict import recorded_notes
+        from foretrace.prediction.notes import recorded_notes
         from foretrace.sharding.training_step import batch_of_graph, tables_of_graph
 
         if isinstance(what, (str, Path)):

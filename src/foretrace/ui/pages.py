@@ -14,7 +14,7 @@ from foretrace.analysis.report import OWN_MACHINE, StepReport
 from foretrace.api import load, observe, predict
 from foretrace.errors import ForetraceError
 from foretrace.graph import Job
-from foretrace.platform.registry import CPU, device_files, platform_folders
+from foretrace.platform.registry import CPU, DEFAULT_PLATFORM, device_files, platform_folders
 from foretrace.report.pages.comparisons import comparison_page
 from foretrace.report.pages.page import Page
 from foretrace.report.pages.step import measured_with, step_page
@@ -39,7 +39,6 @@ JOBS_CACHED = 4
 """Jobs that stay in memory, since a page is asked for again with other options; large ones take gigabytes."""
 PAGES_CACHED = 16
 """Pages of predictions that are kept with all that they show."""
-DEFAULT_PLATFORM = "h200"
 MEASURE_FIRST = "Measure it first: `foretrace calibrate cpu` does, in a few minutes."
 
 

@@ -17,7 +17,7 @@ from foretrace.api import as_job, predict
 from foretrace.errors import ForetraceError, check_count, check_price
 from foretrace.graph import MAX_RANKS, Graph, Job
 from foretrace.platform.registry import load_platform
-from foretrace.prediction.predict import recorded_notes
+from foretrace.prediction.notes import recorded_notes
 from foretrace.transforms.blocks import all_repeated_blocks
 from foretrace.whatif.changes import EditedJob
 from foretrace.whatif.grammar import read_changes

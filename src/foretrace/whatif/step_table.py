@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 
 from foretrace.analysis.report import StepReport
-from foretrace.api import on_platform, read
+from foretrace.api import read
 from foretrace.errors import ForetraceError
 from foretrace.files import read_bounded, read_error
 from foretrace.graph import Job
 from foretrace.platform.power import with_power_limit
 from foretrace.platform.registry import load_platform
 from foretrace.platform.stack import FACTORS, NONE, P90, Stack, named_stack
-from foretrace.prediction.overrides import RankOverrides
-from foretrace.prediction.predict import step_figures, with_fabric
+from foretrace.prediction.predict import step_figures
+from foretrace.prediction.target import PredictionOptions, predict_on, with_fabric
 from foretrace.whatif.changes import EditedJob, JobChanges
 from foretrace.whatif.grammar import read_changes, read_parallel
 
@@ -206,8 +206,8 @@ class TableStep:
 
     def report(self, stack: Stack | str | Path | None) -> StepReport:
         """The forecast with a stack, as `foretrace.predict` makes it."""
-        given = self.job, self.platform, "model", None, self.row.gpus_per_node, None, RankOverrides()
-        return on_platform(*given, stack=stack or NONE)
+        options = PredictionOptions(kernels="model", gpus_per_node=self.row.gpus_per_node, stack=stack or NONE)
+        return predict_on(self.job, self.platform, options)
 
     def checked(self, stack: Stack | str | Path | None, fitted: bool) -> CheckedRow:
         """The row with its forecast."""

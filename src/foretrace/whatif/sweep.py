@@ -12,15 +12,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from foretrace._progress import OnProgress, Progress
-from foretrace.api import as_job, script_of, with_stack
+from foretrace.api import as_job, script_of
 from foretrace.errors import ForetraceError, parse_size
 from foretrace.graph import Graph, Job
 from foretrace.graph.graph import cautions
 from foretrace.platform.platform import Platform
 from foretrace.platform.registry import load_platform
 from foretrace.platform.stack import AUTO, Stack, named_stack
-from foretrace.prediction.predict import recorded_notes, step_figures, with_fabric
+from foretrace.prediction.notes import recorded_notes
+from foretrace.prediction.predict import step_figures
 from foretrace.prediction.scaling import NOT_COMMUNICATING
+from foretrace.prediction.target import find_fabric_and_stack
 from foretrace.whatif.changes import EditedJob, JobChanges
 from foretrace.whatif.grammar import JOB_CHANGES, RESIZABLE, Change
 from foretrace.whatif.points import Point, Sweep, with_pareto_front
@@ -298,12 +300,7 @@ class Swept:
     def _point(self, point: Point, job: Job) -> Point:
         """The point of a job, with its figures."""
         where, alone = self._platforms[point.platform], len(job.graphs) == 1 and not job.alike
-        try:
-            where, _ = with_fabric(where, job, self._per_node)
-        except ForetraceError:
-            if not alone:  # the collectives of one rank alone may take no time; those of a job may not
-                raise
-        where = with_stack(where, job, self._stack)
+        where, _ = find_fabric_and_stack(where, job, self._per_node, self._stack, must_communicate=not alone)
         found, notes = step_figures(job, where, self._per_node, self._drop_gaps)
         if where.stack is not None:
             notes = [where.stack.note(), *notes]

@@ -22,7 +22,7 @@ from foretrace.platform.fabric import Fabric
 from foretrace.platform.platform import Platform
 from foretrace.platform.registry import load_platform
 from foretrace.prediction.gaps import with_host_gaps
-from foretrace.prediction.predict import recorded_notes
+from foretrace.prediction.notes import recorded_notes
 from foretrace.transforms.resize.batch_sequence import other_batch_notes
 from foretrace.transforms.step import flatten, require_arguments
 from foretrace.whatif.changes import EditedJob, JobChanges
