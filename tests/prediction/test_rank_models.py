@@ -1,6 +1,5 @@
 """A rank that is about to be simulated."""
 
-import numpy as np
 import pytest
 
 from foretrace.graph import Graph, Span, Timings
@@ -29,9 +28,15 @@ def test_host_times_are_brought_from_the_profiled_step_to_plain_ones(plain: tupl
 
 def test_what_nothing_explains_is_known_task_by_task() -> None:
     rank_model = MeasuredRank.of(recorded(), None)
-    late = np.flatnonzero(rank_model.tasks.tasks.kind == KERNEL)
-    assert rank_model.stall[late].tolist() == [80.0], "100 us after its launch, of which 20 may be latency"
-    assert rank_model.stalled_us == 80.0
+    assert rank_model.stalled_us == 80.0, "100 us after its launch, of which 20 may be latency"
+
+
+def test_a_stream_beside_a_busy_one_does_not_stall_nor_does_what_starts_before_its_launch() -> None:
+    beside = rank(
+        Call("aten::mm", 0.0, 300.0), launch(80.0, 85.0, (90.0, 200.0)), launch(90.0, 100.0, (200.0, 250.0), stream=9)
+    )
+    early = rank(Call("aten::mm", 0.0, 300.0), launch(10.0, 20.0, (30.0, 40.0)), launch(190.0, 230.0, (200.0, 250.0)))
+    assert [MeasuredRank.of(graph, None).stalled_us for graph in (beside, early)] == [0.0, 0.0]
 
 
 def test_the_root_of_a_broadcast_goes_on_and_a_rank_of_an_all_reduce_stays() -> None:

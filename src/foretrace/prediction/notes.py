@@ -37,8 +37,8 @@ def stall_notes(ranks: Sequence[MeasuredRank], step_ms: float) -> list[str]:
     stalled = {rank.graph.rank: rank.stalled_us / 1e3 for rank in ranks if rank.stalled_us > limit_us}
     shares = {rank: f"{ms:.1f} ms ({100 * ms / step_ms:.0f} % of the step)" for rank, ms in stalled.items()}
     which = ", ".join(f"rank {rank} for {share}" for rank, share in shares.items())
-    reason = "for no reason that the trace shows (another user of the machine?): these stalls stay as measured"
-    return [f"work stalls on {which}, {reason}"] if stalled else []
+    reason = "for no reason that the trace shows (earlier work that is not recorded, another user of the machine?)"
+    return [f"launched work does not start on an idle device of {which}, {reason}: stays as measured"] * bool(stalled)
 
 
 def overhead_notes(ranks: Sequence[MeasuredRank]) -> list[str]:

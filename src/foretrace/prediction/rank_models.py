@@ -36,7 +36,7 @@ from foretrace.prediction.priced_step import PricedStep, price_step
 from foretrace.prediction.priced_tasks import STEP, at_predicted_times, priced_tasks, with_cold_host_penalty
 from foretrace.prediction.uncertainty import host_spread, measured_uncertainty, priced_uncertainty
 from foretrace.simulation.merge import RankTasks
-from foretrace.simulation.task_graph import KERNEL, SYNC, TaskGraph, Timeline
+from foretrace.simulation.task_graph import KERNEL, SYNC, TaskGraph, Timeline, total
 from foretrace.simulation.uncertainty import Uncertainty
 
 if TYPE_CHECKING:
@@ -105,6 +105,8 @@ class MeasuredRank(RankModel):
     segments: Segments
     stall: Floats
     """How much longer than typical each task waited for no visible reason: the lags of its tasks hold that."""
+    stalled_us: float
+    """How long any did while the device did nothing."""
     profiling_overhead: float
     """How many times as long the step took as an unprofiled one: host times are divided by that."""
 
@@ -131,6 +133,7 @@ class MeasuredRank(RankModel):
             segments=segments,
             tasks=tasks,
             stall=measured.stall,
+            stalled_us=measured.stalled_us,
             overlap=None if on_cpu else measured.overlap,
             profiling_overhead=overhead,
             on_cpu=on_cpu,
@@ -152,11 +155,6 @@ class MeasuredRank(RankModel):
         """Host time of the step."""
         tasks = self.tasks.tasks
         return float(tasks.duration[tasks.on_host].sum())
-
-    @property
-    def stalled_us(self) -> float:
-        """How long tasks waited for no visible reason, beyond what may be latency."""
-        return float(self.stall[self.stall > LATENCY_US].sum())
 
     @property
     def step_jitter(self) -> float:
@@ -277,6 +275,9 @@ class MeasuredRankTasks(NamedTuple):
     tasks: RankTasks
     stall: Floats
     """How much longer than typical each task waited for no visible reason: its lags hold that."""
+    stalled_us: float
+    """How long any of them did while the device did nothing: a stream that waits beside a busy one may lack a unit, or
+    wait for an event that no trace names."""
     overlap: Floats
     """The share of each of its kernels that overlapped with a collective."""
 
@@ -308,7 +309,22 @@ def measured_rank_tasks(graph: Graph, segments: Segments) -> MeasuredRankTasks:
     by_host = host_collective_kernels(graph)
     beside = np.isin([c.kernel for c in graph.collectives], by_host) if 0 < len(by_host) < len(kernels) else None
     rank = RankTasks(tasks, arrival, beside)
-    return MeasuredRankTasks(rank, stall, measured_overlap(rank, timeline))
+    call = graph.kernels.call[measured.row[kernels]]
+    # Where clocks disagree by more than a launch takes, no edge says that a kernel had to be launched first.
+    since_launch = timeline.start[kernels] - np.append(graph.calls.end, -np.inf)[call]
+    stall[kernels] = np.clip(stall[kernels], 0.0, np.maximum(since_launch, 0.0))
+    unknown = np.zeros(len(measured), bool)
+    unknown[kernels] = call < 0  # launched before the step
+    stalled_us = _stalled_us(measured, timeline, np.where(unknown, 0.0, stall))
+    return MeasuredRankTasks(rank, stall, stalled_us, measured_overlap(rank, timeline))
+
+
+def _stalled_us(tasks: TaskGraph, timeline: Timeline, stall: Floats) -> float:
+    """How long a device does nothing while work is stalled for so long before it starts."""
+    stalled, busy = stall > LATENCY_US, tasks.kind == KERNEL
+    start, end = timeline.start[busy], timeline.end[busy]
+    either = total(np.append(timeline.start[stalled] - stall[stalled], start), np.append(timeline.start[stalled], end))
+    return either - total(start, end)
 
 
 def _without_gaps(measured: MeasuredRankTasks, segments: Segments) -> MeasuredRankTasks:
@@ -316,7 +332,9 @@ def _without_gaps(measured: MeasuredRankTasks, segments: Segments) -> MeasuredRa
     tasks = measured.tasks.tasks
     dropped = tasks.on_host & (segments.cause[np.where(tasks.on_host, tasks.row, 0)] >= 0) & (tasks.kind != SYNC)
     kept = replace(tasks, duration=np.where(dropped, 0.0, tasks.duration), lag=tasks.lag - measured.stall[tasks.after])
-    return measured._replace(tasks=replace(measured.tasks, tasks=kept), stall=np.zeros_like(measured.stall))
+    return measured._replace(
+        tasks=replace(measured.tasks, tasks=kept), stall=np.zeros_like(measured.stall), stalled_us=0.0
+    )
 
 
 def _without_guessed_edges(graph: Graph, measured: TaskGraph) -> TaskGraph:
