@@ -11,7 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.graph import PHASES, Names, OpTable, Span
-from foretrace.graph.tables import ANNOTATION, CALL, NODE, Floats, Ints, Small, below, distinct
+from foretrace.graph.tables import (
+    ANNOTATION,
+    CALL,
+    FUNCTION,
+    NODE,
+    ActivityTable,
+    Floats,
+    Ints,
+    Small,
+    below,
+    distinct,
+)
 
 ROUNDING_US = 1.0
 """How far an event may stick out of the event around it when timestamps are whole microseconds."""
@@ -206,6 +217,23 @@ def phases_by_scope(names: Names, name: Ints, backward: NDArray[np.bool_], paren
         pending = pending[(phase[pending] < 0) & (above[pending] >= 0)]
     phase[phase < 0] = FORWARD
     return phase
+
+
+def activities(ops: OpTable, functions: ActivityTable) -> ActivityTable:
+    """The annotations among some ops, but for marks of steps and collectives, and Python functions, by their start."""
+    names = functions.names
+    marks = ops.names.matching(lambda name: name.startswith(("ProfilerStep#", "nccl:", "gloo:")))
+    noted = np.flatnonzero((ops.kind == ANNOTATION) & ~marks[ops.name]) if len(ops) else np.zeros(0, np.intp)
+    noted = noted[np.isfinite(ops.start[noted])]
+    code = np.array([names.code(ops.names[name]) for name in ops.name[noted].tolist()], np.int64)
+    start = np.concatenate([functions.start, ops.start[noted]])
+    end = np.concatenate([functions.end, ops.end[noted]])
+    order = call_order(start, end)
+    return ActivityTable(
+        name=np.concatenate([functions.name, code])[order].astype(np.int32), start=start[order], end=end[order],
+        thread=np.concatenate([functions.thread, ops.thread[noted]])[order].astype(np.int32),
+        kind=np.repeat([FUNCTION, ANNOTATION], [len(functions), len(noted)])[order].astype(np.int8), names=names,
+    )  # fmt: skip
 
 
 def steps_by_row(ops: OpTable) -> list[Span]:

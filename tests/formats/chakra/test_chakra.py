@@ -34,6 +34,7 @@ from foretrace.graph import Collective, ForetraceError, Graph, Job
 from foretrace.graph.tables import CALL, LAUNCH
 from tests.formats.execution_traces import step, trace, write
 from tests.formats.jobs import job, rank
+from tests.traces import Trace
 
 
 def nodes_of(path: Path) -> list[Any]:
@@ -52,6 +53,31 @@ def same_tables(a: Graph, b: Graph) -> None:
         for column in columns:
             if column not in ("module", "source") and (table, column) != ("ops", "stream"):  # not in Chakra
                 assert getattr(mine, column).tolist() == getattr(theirs, column).tolist(), (table, column)
+
+
+def test_what_the_host_does_besides_calls_and_the_allocated_memory_are_told_of_the_copy_as_well(tmp_path: Path):
+    step = Trace()
+    with step.step(1):
+        with step.op("enumerate(DataLoader)#_Iter.__next__", "user_annotation"):
+            step.now += 5_000
+        with step.op("<built-in function collect>", "python_function"):
+            step.now += 2_000
+        with step.op("aten::mm"):
+            step.launch("gemm", us=300)
+        step.add(
+            "cpu_instant_event", "[memory]", step.now, 0, **{"Device Type": 1, "Device Id": 0, "Total Allocated": 9}
+        )
+    original = read_kineto(step.write(tmp_path / "trace.json"))
+    (path,) = write_chakra(Job([original]), tmp_path / "out")
+    copy = read_chakra(path)
+    for name in ("name", "start", "end", "thread", "kind"):
+        assert getattr(copy.activities, name).tolist() == getattr(original.activities, name).tolist()
+    (one, other) = (measure_step(graph) for graph in (original, copy))
+    assert [row.cause for row in one.idle[:2]] == ["data loading", "garbage collection"]
+    assert (one.idle, one.critical_path, one.overheads, one.notes) == (
+        other.idle, other.critical_path, other.overheads, other.notes,
+    )  # fmt: skip
+    assert copy.allocated == original.allocated
 
 
 def test_a_job_written_and_read_is_the_same(tmp_path: Path):

@@ -13,7 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.files import gc_paused
-from foretrace.formats.call_tree import BACKWARD_SCOPE, STEP_MARK, kinds_by_scope, phases_by_scope, steps_by_row
+from foretrace.formats.call_tree import (
+    BACKWARD_SCOPE,
+    STEP_MARK,
+    activities,
+    kinds_by_scope,
+    phases_by_scope,
+    steps_by_row,
+)
 from foretrace.formats.chakra.nodes import ChakraFile, ChakraNode, read_nodes
 from foretrace.formats.chakra.schema import COLLECTIVES, COMM_RECV_NODE, COMM_SEND_NODE, METADATA_NODE
 from foretrace.formats.execution_trace.groups import GROUPS_NODE, process_groups, rank_in
@@ -21,7 +28,18 @@ from foretrace.formats.execution_trace.read import SCAFFOLD, LazyOps
 from foretrace.formats.values import decoded, signature
 from foretrace.graph import PHASES, CallTable, Collective, ForetraceError, Graph, KernelTable, Names, Op, OpTable, Span
 from foretrace.graph.operators import ON_HOST
-from foretrace.graph.tables import COLLECTIVE, COMPUTE, COPY, LAUNCH, MODULE, OTHER_CALL, SET, Ints
+from foretrace.graph.tables import (
+    COLLECTIVE,
+    COMPUTE,
+    COPY,
+    FUNCTION,
+    LAUNCH,
+    MODULE,
+    OTHER_CALL,
+    SET,
+    ActivityTable,
+    Ints,
+)
 
 NO_TIMES = "the Chakra trace has no start times: they are simulated from its durations and dependencies"
 NO_DURATIONS = "the Chakra trace has neither times nor durations: it says what runs, not how long"
@@ -236,10 +254,27 @@ def _set_file_attributes(graph: Graph, file: ChakraFile, nodes: list[ChakraNode]
         graph.steps.append(Span(name, start, end))
     if not graph.steps:
         graph.steps = _marked_steps(nodes) if graph.has_times else steps_by_row(graph.ops)
-    if not file.is_measured:
+    graph.allocated = _typed(attributes.get("allocated"), tuple[tuple[float, int], ...], ())
+    graph.notes += _typed(attributes.get("notes"), list[str], [])
+    if file.is_measured:
+        functions = _typed(attributes.get("functions"), list[tuple[str, float, float, int]], [])
+        graph.activities = activities(graph.ops, _functions(functions))
+    else:
         graph.notes.append(NO_TIMES if file.has_durations else NO_DURATIONS)
     if len(graph.kernels) and graph.calls.names.items == ["launch"] and len(graph.calls):
         graph.notes.append(NO_CALLS)
+
+
+def _functions(listed: list[tuple[str, float, float, int]]) -> ActivityTable:
+    names, rows = Names(), [one for one in listed if one[2] >= one[1] and 0 <= one[3] < 2**31]
+    return ActivityTable(
+        name=_column((names.code(name) for name, *_ in rows), np.int32),
+        start=_column((start for _, start, _, _ in rows), np.float64),
+        end=_column((end for _, _, end, _ in rows), np.float64),
+        thread=_column((thread for *_, thread in rows), np.int32),
+        kind=np.full(len(rows), FUNCTION, np.int8),
+        names=names,
+    )
 
 
 def _marked_steps(nodes: list[ChakraNode]) -> list[Span]:

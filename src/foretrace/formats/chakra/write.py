@@ -13,6 +13,7 @@ from foretrace.formats.chakra.edges import CALL, GAP, KERNEL, OP, PlannedNode, p
 from foretrace.formats.chakra.schema import add_attributes, framed
 from foretrace.formats.values import encoded
 from foretrace.graph import Collective, Graph, Job, Op, Value
+from foretrace.graph.tables import FUNCTION, ActivityTable
 from foretrace.output import CHAKRA, open_output
 
 VERSION = "0.0.4"
@@ -29,7 +30,8 @@ def write_chakra(job: Job, folder: Path | str) -> list[Path]:
     waited for. Synchronizations depend on the kernels they waited for. Collective nodes of different ranks belong
     together by group and order.
 
-    Attributes hold what Chakra has no field for: exact times, phase, stream, module.
+    Attributes hold what Chakra has no field for: exact times, phase, stream, module; those of the file long Python
+    functions, allocated memory, notes.
     """
     written = []
     for graph in job.graphs:
@@ -52,8 +54,18 @@ def _metadata(graph: Graph) -> Any:
         origin_ns=graph.origin_ns,
         groups=json.dumps(graph.groups),
         steps=json.dumps(graph.steps),
+        functions=json.dumps(_functions(graph.activities)),
+        allocated=json.dumps(graph.allocated),
+        notes=json.dumps(graph.notes),
     )
     return metadata
+
+
+def _functions(table: ActivityTable) -> list[tuple[str, float, float, int]]:
+    """Python functions that took long: name, start, end and thread. Annotations are nodes."""
+    rows = table.rows(table.kind == FUNCTION)
+    columns = (rows.name, rows.start, rows.end, rows.thread)
+    return [(rows.names[name], *more) for name, *more in zip(*(column.tolist() for column in columns))]
 
 
 class _Messages:

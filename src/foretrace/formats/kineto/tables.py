@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.formats.call_tree import call_order, innermost, kinds_by_name, parents, phases_by_time
+from foretrace.formats.call_tree import activities, call_order, innermost, kinds_by_name, parents, phases_by_time
 from foretrace.formats.kineto.arguments import Arguments
 from foretrace.formats.kineto.columns import MODULE_PREFIX, Columns, Rows
 from foretrace.graph import CallTable, KernelTable, Names, OpTable
 from foretrace.graph.operators import communicates
 from foretrace.graph.tables import (
-    ANNOTATION,
     CALL,
     COLLECTIVE,
     COMPUTE,
@@ -276,19 +275,14 @@ def kernel_table(
 
 def activity_table(columns: Columns, ops: OpTable, clock: Clock) -> ActivityTable:
     """The annotations among the ops, but for marks of steps and collectives, and Python functions that took long."""
-    rows, names = columns.functions, Names([str(name) for name in columns.function_names])
-    marks = ops.names.matching(lambda name: name.startswith(("ProfilerStep#", "nccl:", "gloo:")))
-    noted = np.flatnonzero((ops.kind == ANNOTATION) & ~marks[ops.name]) if len(ops) else np.zeros(0, np.intp)
-    code = np.array([names.code(ops.names[name]) for name in ops.name[noted].tolist()], np.int64)
+    rows = columns.functions
     since = clock.since(rows["ts"])
     until = since + rows["dur"].astype(np.float64) * clock.unit
-    start, end = np.concatenate([since, ops.start[noted]]), np.concatenate([until, ops.end[noted]])
-    order = call_order(start, end)
-    return ActivityTable(
-        name=np.concatenate([rows["name"], code])[order].astype(np.int32), start=start[order], end=end[order],
-        thread=np.concatenate([rows["thread"], ops.thread[noted]])[order].astype(np.int32),
-        kind=np.repeat([FUNCTION, ANNOTATION], [rows.count, len(noted)])[order].astype(np.int8), names=names,
+    functions = ActivityTable(
+        name=rows["name"].astype(np.int32), start=since, end=until, thread=rows["thread"].astype(np.int32),
+        kind=np.full(rows.count, FUNCTION, np.int8), names=Names([str(name) for name in columns.function_names]),
     )  # fmt: skip
+    return activities(ops, functions)
 
 
 def _launchers(calls: CallTable, correlation: Longs) -> Ints:
