@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 
 from foretrace.analysis.measure import measure_step
 from foretrace.analysis.report import PairWait, StepReport
+from foretrace.analysis.report_fields import predicted_fields
 from foretrace.api import predict
 from foretrace.formats.load import load_traces
-from foretrace.graph import Collective, ForetraceError, Graph, Job, Op, OpTable, Span, Tensor
+from foretrace.graph import Collective, ForetraceError, Graph, Job, KernelTable, Op, OpTable, Span, Tensor
+from foretrace.graph.graph import MISSING_DEVICES
 from foretrace.platform import Platform
 from foretrace.platform.fabric import Curve, Fabric
 from foretrace.prediction.fabric_choice import fabric_of
@@ -145,6 +147,18 @@ def test_device_time_that_nothing_explains_is_kept_and_told(fabric: Fabric) -> N
     forecast = predict_on_own_machine(job(one_rank(100.0, wait=300.0), stalled), fabric)
     assert forecast.step_ms == pytest.approx((466 + 500) / 1e3, rel=1e-2)
     assert any("rank 1 for 0.5 ms (52 % of the step)" in note for note in forecast.notes)
+
+
+def test_ranks_whose_devices_are_not_recorded_are_no_devices_that_do_nothing(fabric: Fabric) -> None:
+    whole, lacking = two_ranks(), two_ranks()
+    lacking.graphs[1] = replace(lacking.graphs[1], kernels=KernelTable.empty(), collectives=[])
+    both, one = (predict_on_own_machine(these, fabric) for these in (whole, lacking))
+    assert one.kernels == both.kernels == 3
+    assert one.device_active_ms == one.ranks[0].device_active_ms
+    assert one.by_rank("wait_ms")[1] is None
+    assert any(note.startswith(MISSING_DEVICES) and "rank 1 has" in note for note in one.cautions)
+    fields = predicted_fields(one)["ranks"]
+    assert [fields[number]["device_active_ms"] is None for number in (0, 1)] == [False, True]
 
 
 def test_what_ran_before_the_trace_began_starts_when_it_did(fabric: Fabric) -> None:

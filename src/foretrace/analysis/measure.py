@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -103,7 +104,7 @@ def measure_step(job: Job | Graph, step: str | None = None) -> StepReport:
     if not any(rank.on_device for rank in report.ranks):
         report.unrecorded_launches = sum(rank.unrecorded_launches for rank in report.ranks)
     else:
-        report.notes += _without_kernels(graphs, report.ranks)
+        report.notes += devices_without_record(graphs, report.ranks)
     if report.ranks:
         _add_rank_means(report, segments)
     add_collectives(report, collectives)
@@ -256,8 +257,8 @@ def _untimed_collectives(graphs: list[Graph]) -> list[CollectiveRow]:
     return [CollectiveRow(kind, nbytes, count, None, None, None) for (kind, nbytes), count in sorted(most.items())]
 
 
-def _without_kernels(graphs: list[Graph], ranks: list[RankReport]) -> list[str]:
-    """The ranks that launch work of which the trace holds nothing, and those that show neither."""
+def devices_without_record(graphs: Sequence[Graph], ranks: Sequence[RankReport]) -> list[str]:
+    """Notes on ranks that launch work of which the trace holds nothing, and those that show neither."""
     without = [graph for graph, rank in zip(graphs, ranks) if not rank.on_device]
     launching = [graph.rank for graph in without if (graph.calls.kind == LAUNCH).any()]
     others = [graph.rank for graph in without if graph.rank not in launching]

@@ -53,7 +53,7 @@ def predicted_fields(report: StepReport) -> dict[str, Any]:
                 "communication_ms": rank.communication.communication_ms,
                 "exposed_communication_ms": rank.communication.exposed_ms,
                 "bubble_ms": rank.bubble_ms, "host_ms": rank.host_ms, "launched_before_ms": rank.launched_before_ms,
-                **{name: None for name in OF_A_PREDICTED_RANK if unseen},
+                **{name: None for name in OF_A_PREDICTED_RANK if rank.unrecorded_launches},
             }
             for rank in report.ranks
         ],

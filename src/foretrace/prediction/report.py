@@ -23,6 +23,7 @@ from foretrace.analysis.critical_path import hot_ops, summarize_path
 from foretrace.analysis.dependencies import without_host_collective_kernels
 from foretrace.analysis.host_time import host_overheads
 from foretrace.analysis.idle import idle_rows, mean_idle
+from foretrace.analysis.measure import devices_without_record
 from foretrace.analysis.report import RankReport, StepReport, Workings, bound_by, idle_by_cause
 from foretrace.cost_models.kernels.pricing import MODEL
 from foretrace.graph import Graph, Job
@@ -52,6 +53,8 @@ def build_report(job: Job, done: SimulatedJob, device: Device | None) -> StepRep
     collectives = simulated_collectives(graphs, done)
     needs = job_memory(job.graphs, done.ranks, device)
     ranks = _rank_reports(job, graphs, done, collectives, {place: need.allocated for place, need in needs.items()})
+    seen = [graph for graph in graphs if len(graph.kernels)] or graphs
+    have = [rank for rank, graph in zip(ranks, graphs) if len(graph.kernels)] or ranks
     step_ms = timeline.span / 1e3
     report = StepReport(
         source=job.source,
@@ -59,10 +62,10 @@ def build_report(job: Job, done: SimulatedJob, device: Device | None) -> StepRep
         platform="",
         step_ms=step_ms,
         device_span_ms=device_span(graphs),
-        kernel_ms=float(np.mean([rank.kernel_ms for rank in ranks])),
-        kernels=round(float(np.mean([(~launched_before(g.kernels, g.kernels, certain=True)).sum() for g in graphs]))),
-        exposed_communication_ms=float(np.mean([rank.communication.exposed_ms for rank in ranks])),
-        hidden_communication_ms=float(np.mean([rank.communication.hidden_ms for rank in ranks])),
+        kernel_ms=float(np.mean([rank.kernel_ms for rank in have])),
+        kernels=round(float(np.mean([(~launched_before(g.kernels, g.kernels, certain=True)).sum() for g in seen]))),
+        exposed_communication_ms=float(np.mean([rank.communication.exposed_ms for rank in have])),
+        hidden_communication_ms=float(np.mean([rank.communication.hidden_ms for rank in have])),
         memory_bytes=device.memory_bytes if device else 0,
         coverage=_coverage(done),
         critical_path_ms=summary.ms,
@@ -99,11 +102,15 @@ def build_report(job: Job, done: SimulatedJob, device: Device | None) -> StepRep
 
 
 def _add_unrecorded(report: StepReport, graphs: list[Graph]) -> None:
-    """Say that work was launched on a device of which nothing is known: then it isn't idle, nor all on the host."""
-    if any(len(graph.kernels) for graph in graphs):
-        return
+    """Say that work was launched on a device of which nothing is known: then it isn't idle, nor all on the host, and
+    how long its rank waits is unknown."""
     for rank, graph in zip(report.ranks, graphs):
-        rank.unrecorded_launches = int((graph.calls.kind == LAUNCH).sum())
+        rank.unrecorded_launches = 0 if len(graph.kernels) else int((graph.calls.kind == LAUNCH).sum())
+    if any(len(graph.kernels) for graph in graphs):
+        for rank in report.ranks:
+            rank.wait_ms = None if rank.unrecorded_launches else rank.wait_ms
+        report.notes += devices_without_record(graphs, report.ranks)
+        return
     report.unrecorded_launches = launches = sum(rank.unrecorded_launches for rank in report.ranks)
     if launches:
         report.notes.append(
@@ -182,14 +189,12 @@ def add_idle(report: StepReport, done: SimulatedJob, windows: Sequence[tuple[flo
     for rank, graph, table in zip(report.ranks, graphs, kernels):
         earlier = table.rows(launched_before(graph.kernels, table, certain=True))
         rank.launched_before_ms = total(earlier.start, earlier.end) / 1e3
-    report.device_active_ms = float(np.mean([total(table.start, table.end) for table in kernels])) / 1e3
-    window_ms = float(np.mean([end - start for start, end in windows])) / 1e3
+    have = [place for place, graph in enumerate(graphs) if len(graph.kernels)] or range(len(graphs))
+    report.device_active_ms = float(np.mean([total(kernels[at].start, kernels[at].end) for at in have])) / 1e3
+    window_ms = float(np.mean([windows[at][1] - windows[at][0] for at in have])) / 1e3
     report.device_idle_ms = max(window_ms - report.device_active_ms, 0.0)
     report.idle = mean_idle(
-        [
-            idle_rows(graph, table, cut, *window, graph.ops)
-            for graph, table, cut, window in zip(graphs, kernels, done.segments, windows)
-        ]
+        [idle_rows(graphs[at], kernels[at], done.segments[at], *windows[at], graphs[at].ops) for at in have]
     )
     report.idle_causes = idle_by_cause(report.idle)
     host_ms = float(np.mean([rank.host_ms for rank in report.ranks]))

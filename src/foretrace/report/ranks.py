@@ -21,13 +21,13 @@ def rank_table(report: StepReport) -> RenderableType:
     columns: dict[str, Callable[[RankReport], str]] = {
         "rank": rank_label,
         "step ms": lambda rank: ms(rank.step_ms),
-        "device span": lambda rank: ms(rank.device_span_ms),
+        "device span": lambda rank: ms(rank.device_span_ms if rank.on_device else None),
         "active": lambda rank: ms(rank.device_active_ms if rank.on_device else None),
         "idle": lambda rank: ms(rank.device_idle_ms if rank.on_device else None),
         "waits": lambda rank: ms(rank.wait_ms),
         "comm": lambda rank: ms(_if_recorded(rank, rank.communication.communication_ms)),
         "exposed": lambda rank: ms(_if_recorded(rank, rank.communication.exposed_ms)),
-        "bubble": lambda rank: ms(rank.bubble_ms),
+        "bubble": lambda rank: ms(rank.bubble_ms if rank.on_device else None),
         "host": lambda rank: ms(rank.host_ms),
         "peak": lambda rank: bytes_(rank.peak_memory_bytes),
     }

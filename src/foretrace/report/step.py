@@ -146,7 +146,8 @@ def _predicted_facts(report: StepReport) -> Iterator[Fact]:
         yield "comm", f"{ms(report.exposed_communication_ms)} ms", hidden
     if len(report.ranks) > 1:
         held = held_back(report, "them")
-        yield "waits", ms_range(rank.wait_ms for rank in report.ranks), f"per rank, for others{held and f'; {held}'}"
+        waits = ms_range(rank.wait_ms for rank in report.ranks)
+        yield "waits", waits, f"per rank, for others{_unknown_waits(report)}{held and f'; {held}'}"
         if report.critical_path_ranks:
             total = sum(part.ms for part in report.critical_path)
             yield "path", f"{ms(total)} ms", f"{_path_kinds(report)}; {_path_ranks(report, total)}"
@@ -276,8 +277,7 @@ def _communication_facts(report: StepReport) -> Iterator[Fact]:
         if report.missing:
             unseen = f", waits for {plural(len(report.missing), 'rank')} without a trace included"
             others = "others that have a trace"
-        unknown = sum(rank.wait_ms is None for rank in ranks)
-        others += f", of {plural(unknown, 'rank')} unknown" * bool(unknown)
+        others += _unknown_waits(report)
         yield "waits", waits, f"per rank, for {others}; {count}, {ms(transfer)} ms of transfer{unseen}"
     elif spent := _mean_communication_ms(report) or transfer:
         each = "waiting included: the other ranks have no trace here"
@@ -286,6 +286,11 @@ def _communication_facts(report: StepReport) -> Iterator[Fact]:
         elif report.collectives and ranks[0].wait_ms is not None:
             each = f"{count} of one rank alone"
         yield "comm", f"{ms(spent)} ms", each
+
+
+def _unknown_waits(report: StepReport) -> str:
+    unknown = sum(rank.wait_ms is None for rank in report.ranks)
+    return f", of {plural(unknown, 'rank')} unknown" * bool(unknown)
 
 
 def _predicted_limit(report: StepReport) -> str:
