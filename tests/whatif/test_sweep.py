@@ -23,6 +23,7 @@ from foretrace.graph import ForetraceError
 from foretrace.graph.graph import cautions
 from foretrace.record.sketch.sketch import sketch
 from foretrace.transforms.parallel.parallelize import parallelize
+from foretrace.whatif.advise import advise
 from foretrace.whatif.points import REPEATED, Point, Sweep, with_pareto_front
 from foretrace.whatif.sweep import _strange_batches, sweep
 from tests.cli.samples import step_of_two_ops
@@ -301,7 +302,7 @@ def test_the_cautions_of_a_step_are_those_of_its_points_however_many_notes_there
     assert cautions(with_pareto_front(Sweep("step", noisy), {}).notes) == cautions(found.notes)
 
 
-def test_money_is_that_of_repeated_steps_as_in_a_prediction() -> None:
+def test_money_is_that_of_repeated_steps_in_predictions_sweeps_and_advice() -> None:
     def build() -> Callable[[], None]:
         model = torch.nn.Linear(8192, 8192, device="cuda", dtype=torch.bfloat16)
         given = torch.ones(16384, 8192, device="cuda", dtype=torch.bfloat16)
@@ -315,3 +316,9 @@ def test_money_is_that_of_repeated_steps_as_in_a_prediction() -> None:
     assert point.samples == 16384 and point.sustained_ms == pytest.approx(alone.sustained_ms, rel=1e-3)
     assert point.cost == pytest.approx(present(alone.price_of_1000) * 1000 / point.samples, rel=1e-3)
     assert REPEATED in found.notes
+    advice = advise(step, "a100", price=1.8, goal="cheapest")
+    as_it_is = next(plan for plan in advice.plans if not plan.changes)
+    assert as_it_is.cost == pytest.approx(point.cost) and REPEATED in advice.notes
+    assert as_it_is.sustained_ms == point.sustained_ms
+    costs = [present(plan.cost) for plan in advice.plans]
+    assert costs == sorted(costs)

@@ -25,6 +25,7 @@ from foretrace.whatif.plan_lines import lines, reasons
 from foretrace.whatif.plan_search import Search
 from foretrace.whatif.plan_simulator import Simulate, Simulator, fewest_blocks
 from foretrace.whatif.plans import Plan, as_changes, divisors, factors_of, settings
+from foretrace.whatif.points import REPEATED
 from foretrace.whatif.what_if import one_step
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def advise(
         notes += _too_slow(found[0], searches[-1], target_ms)
     listed = _distinct(found)[:top]
     for plan in listed:
-        plan.cost = price * plan.ranks * plan.sample_us / 3600 if price is not None and plan.samples else None
+        plan.cost = price * plan.gpu_us / 3600 if price is not None and plan.samples else None
         plan.why = list(reasons(plan))
     with suppress(KeyboardInterrupt):
         few, count = fewest_blocks(job), len(all_repeated_blocks(list(job.graphs[0].ops)))
@@ -156,6 +157,8 @@ def advise(
 
 
 def _remarks(listed: Sequence[Plan], samples: int | None) -> Iterator[str]:
+    if any((plan.sustained_ms or 0.0) > plan.next_ms for plan in listed):
+        yield REPEATED
     if any(plan.estimated for plan in listed):
         yield "plans marked ~ are extrapolated from fewer blocks"
     if samples is None and any("batch" in settings(plan.changes) for plan in listed):
@@ -215,7 +218,7 @@ def _script(what: object) -> str:
 
 def _ranked(plans: list[Plan], goal: str, target_ms: float | None) -> list[Plan]:
     if goal == "cheapest":
-        return sorted(plans, key=lambda plan: (plan.sample_us * plan.ranks, plan.changes))
+        return sorted(plans, key=lambda plan: (plan.gpu_us, plan.changes))
     if target_ms is None:
         return sorted(plans, key=lambda plan: (plan.sample_us, plan.changes))
     reaching = [plan for plan in plans if plan.step_ms <= target_ms]

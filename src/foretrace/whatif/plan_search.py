@@ -156,7 +156,7 @@ class Search:
         per_second = point.samples / point.next_ms * 1e3 if point.samples else None
         return Plan(
             list(plan), point.ranks, point.step_ms, point.next_ms, point.samples, per_second, point.memory_bytes,
-            point.reserved_bytes, self.fits(plan), estimated=EXTRAPOLATED in point.notes,
+            point.reserved_bytes, self.fits(plan), point.sustained_ms, estimated=EXTRAPOLATED in point.notes,
         )  # fmt: skip
 
     def _try(self, plans: Sequence[Choice], whole: bool) -> None:

@@ -171,8 +171,9 @@ def _extrapolated(few: Point, more: Point, ahead: float) -> Point:
     sizes: dict[str, Any] = {
         name: round(line(name)) for name in ("memory_bytes", "reserved_bytes") if getattr(few, name)
     }
-    times: dict[str, Any] = {name: line(name) for name in ("step_ms", "next_ms", "device_ms")}
-    return replace(more, fits=None, sustained_ms=None, **times, **sizes)
+    known = ("step_ms", "next_ms", "device_ms", *(["sustained_ms"] if few.sustained_ms and more.sustained_ms else []))
+    times: dict[str, Any] = {name: line(name) for name in known}
+    return replace(more, fits=None, **times, **sizes)
 
 
 def fewest_blocks(job: Job) -> Job:

@@ -70,8 +70,10 @@ class Plan:
     memory_bytes: int | None
     reserved_bytes: int | None
     fits: bool | None
+    sustained_ms: float | None = None
+    """From step to step while many are repeated, within the power limit; None where the draw is not known."""
     cost: float | None = None
-    """Dollars for a million samples."""
+    """Dollars for a million samples, of repeated steps."""
     low_ms: float | None = None
     high_ms: float | None = None
     """80 % range of the step; of the listed plans."""
@@ -85,6 +87,11 @@ class Plan:
     def sample_us(self) -> float:
         """Microseconds for a sample; of a step whose batch does not show, for a step."""
         return self.next_ms * 1e3 / (self.samples or 1)
+
+    @property
+    def gpu_us(self) -> float:
+        """Microseconds of all GPUs together for a sample while steps are repeated, within the power limit."""
+        return self.ranks * max(self.sustained_ms or 0.0, self.next_ms) * 1e3 / (self.samples or 1)
 
 
 def settings(changes: Iterable[str]) -> dict[str, str]:

@@ -56,6 +56,17 @@ class Point:
     """What its figures rest on."""
 
     @property
+    def repeated_us(self) -> float | None:
+        """Microseconds for a sample while steps are repeated, within the power limit: what money is paid for.
+
+        >>> Point([], "h200", next_ms=2.0, sustained_ms=2.5, samples=10).repeated_us
+        250.0
+        """
+        if self.next_ms is None or not self.samples:
+            return None
+        return round(max(self.sustained_ms or 0.0, self.next_ms) * 1e3 / self.samples, 9)
+
+    @property
     def key(self) -> tuple[str, ...]:
         """What tells it from others of its sweep."""
         return (*self.changes, self.platform)
@@ -105,9 +116,8 @@ def with_pareto_front(found: Sweep, prices: Mapping[str, float]) -> Sweep:
             # Rounded, so that sums of the same numbers in another order are equal.
             point.sample_us = round(point.next_ms * 1e3 / point.samples, 9)
             point.sample_j = None if point.energy_j is None else round(point.energy_j / point.samples, 9)
-            if point.platform in prices:
-                repeated_us = round(max(point.sustained_ms or 0.0, point.next_ms) * 1e3 / point.samples, 9)
-                point.cost = prices[point.platform] * point.ranks * repeated_us / 3600
+            if point.platform in prices and point.repeated_us is not None:
+                point.cost = prices[point.platform] * point.ranks * point.repeated_us / 3600
     if any((point.sustained_ms or 0.0) > (point.next_ms or inf) for point in found.points):
         found.notes.append(REPEATED)
     found.points.sort(key=_order)
