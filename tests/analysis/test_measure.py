@@ -101,6 +101,13 @@ def test_plain_times_are_medians_of_the_slowest_rank() -> None:
     assert measure_step(both).unprofiled == Unprofiled(synced_ms=4.0, back_to_back_ms=2.0, peak_memory_bytes=None)
 
 
+def test_the_profiling_overhead_is_of_the_step_that_is_shown() -> None:
+    both = pair()
+    both.graphs[0].unprofiled, both.graphs[0].profiling_overhead = Timings((1.0, 1.0)), 9.0
+    report = measure_step(both)
+    assert report.step_ms == 2.11 and report.profiling_overhead == pytest.approx(2.11)
+
+
 def test_one_step_of_several_is_shown_when_named() -> None:
     marks = [Span("a", 0.0, 100.0), Span("b", 100.0, 300.0), Span("c", 300.0, 900.0)]
     graph = rank(*(Call(name, start, start + 50) for name, start, _ in marks), steps=marks)

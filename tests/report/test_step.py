@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from foretrace.analysis.report import (
@@ -191,11 +193,18 @@ def test_of_many_measured_ranks_those_that_wait_least_and_most_are_shown(measure
     assert [int(line.split()[0]) for line in ranks if line.strip()] == [*range(8), *range(56, 64)]
 
 
+def test_host_time_is_named_by_what_it_is_of(measured, page):
+    measured.by_family = [replace(measured.by_op[0], name=name) for name in ("lookup", "copy")]
+    lines = shown(measured, page).splitlines()
+    heads = {line.split()[0]: line for line in lines if "device ms" in line}
+    assert "call ms" in heads["op"] and "launch ms" in heads["kernel"] and "host ms" in heads["phase"]
+
+
 def test_a_recording_tells_the_unprofiled_step_and_what_profiling_cost(measured, page):
     measured.unprofiled, measured.profiling_overhead = Unprofiled(9.5, 8.25), 1.3125
     text = words(measured, page)
     assert "unprofiled 9.50 ms with a sync per step, 8.25 ms back to back" in text
-    assert "profiled steps take 1.31 times as long" in text
+    assert "the profiled step takes 1.31 times as long" in text
 
 
 def test_the_step_comes_first_with_its_range_and_what_limits_it(predicted, page):

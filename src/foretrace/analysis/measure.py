@@ -97,7 +97,6 @@ def measure_step(job: Job | Graph, step: str | None = None) -> StepReport:
         by_module=by_module(graphs, segments),
         attributed=_attributed(job.graphs),
         notes=list(dict.fromkeys([*job.notes, *_trace_notes(job.graphs, graphs, name), *unmatched])),
-        profiling_overhead=max((graph.profiling_overhead for graph in graphs), default=1.0),
         unprofiled=_unprofiled(job.graphs),
         workings=Workings(tasks, timeline, path, with_earlier, segments, job=job, step=name),
     )
@@ -198,6 +197,8 @@ def _add_rank_means(report: StepReport, segments: list[Segments]) -> None:
     """What is a mean, a maximum or a sum over the ranks; what is said of devices, over those that have one."""
     ranks, have = report.ranks, report.device_ranks
     report.step_ms = max(rank.step_ms for rank in ranks)
+    if report.unprofiled and report.unprofiled.synced_ms and report.step_ms:
+        report.profiling_overhead = report.step_ms / report.unprofiled.synced_ms
     report.device_active_ms = float(np.mean([rank.device_active_ms for rank in have]))
     report.device_idle_ms = float(np.mean([rank.device_idle_ms for rank in have]))
     report.idle = mean_idle([rank.idle for rank in have])

@@ -15,6 +15,7 @@ from foretrace.report.formatting import (
     bytes_,
     change,
     figure,
+    host_column,
     ms,
     off,
     percent,
@@ -65,13 +66,13 @@ def _change_tables(difference: StepDifference, top: int | None) -> Blocks:
     by_op = [(row.change_ms, row) for row in difference.matched or difference.by_op]
     slower = [row for change_ms, row in by_op if change_ms >= LEAST_CHANGE_MS]
     faster = [row for change_ms, row in reversed(by_op) if change_ms <= -LEAST_CHANGE_MS]
-    yield from _changes(f"Slower, by op: {OVERLAP}", slower, top)
-    yield from _changes(f"Faster, by op: {OVERLAP}", faster, top)
+    yield from _changes(f"Slower, by op: {OVERLAP}", "op", slower, top)
+    yield from _changes(f"Faster, by op: {OVERLAP}", "op", faster, top)
     if not slower and not faster:
         yield Text("No op got slower or faster.")
-    for title, rows in (("By kernel family", difference.by_family), ("By phase", difference.by_phase)):
+    for what, rows in (("kernel family", difference.by_family), ("phase", difference.by_phase)):
         changed = [row for row in rows if abs(row.change_ms) >= LEAST_CHANGE_MS]
-        yield from _changes(title, sorted(changed, key=lambda row: -abs(row.change_ms)), top)
+        yield from _changes(f"By {what}", what, sorted(changed, key=lambda row: -abs(row.change_ms)), top)
     replaced = {name for row in difference.matched if row.places for name in (*row.before, *row.after)}
     for title, several in (("Only in the second", difference.new), ("Only in the first", difference.gone)):
         if names := [name for name in several if name not in replaced]:
@@ -110,9 +111,10 @@ def _collectives(difference: StepDifference) -> Blocks:
         yield table(title, columns, cells)
 
 
-def _changes(title: str, rows: Sequence[TimeChange], top: int | None) -> Blocks:
+def _changes(title: str, what: str, rows: Sequence[TimeChange], top: int | None) -> Blocks:
     if rows:
-        columns = ["<name…", "change ms", "device ms", "→", "host ms", "→", "count", "→"]
+        host = host_column(what, on_device=any(any(row.device_ms) for row in rows))
+        columns = ["<name…", "change ms", "device ms", "→", host, "→", "count", "→"]
         yield table(title, columns, [_pairs(row, row.change_ms) for row in rows], top)
 
 
@@ -150,7 +152,7 @@ def check_blocks(check: Check, top: int | None) -> Blocks:
     """Predicted and measured side by side, then the ops with the largest errors."""
     yield fact_lines(f"{check.source} on {check.platform}: predicted, measured", _check_facts(check))
     if check.by_op:
-        columns = ["<op…", "off ms", "device ms", "was", "host ms", "was", "calls", "was"]
+        columns = ["<op…", "off ms", "device ms", "was", host_column("op", on_device=True), "was", "calls", "was"]
         yield table("Largest errors first", columns, [_pairs(row, row.miss_ms) for row in check.by_op], top)
     yield from note_lines(check.notes)
 

@@ -12,6 +12,20 @@ NO_TIME_MS = 5e-5
 LEAST_CHANGE_MS = 0.0005
 """Smaller changes are rounding."""
 
+HOST_COLUMNS = {"op": "call ms", "kernel family": "launch ms"}
+"""Heads of the host time of rows. Of an op it is that inside its calls, of a kernel family that in launching its
+kernels; of phases and modules it is all of it, T1 between their calls too."""
+ALL_HOST = "host ms"
+
+
+def host_column(what: str, on_device: bool) -> str:
+    """The head of a table's column of host time: ops stand for kernel families where nothing runs on a device.
+
+    >>> host_column("kernel family", True), host_column("kernel family", False), host_column("phase", True)
+    ('launch ms', 'call ms', 'host ms')
+    """
+    return HOST_COLUMNS.get(what if on_device or what != "kernel family" else "op", ALL_HOST)
+
 
 def ms(value: float | None) -> str:
     """Milliseconds to three significant figures, and to a microsecond at most.

@@ -23,6 +23,7 @@ from foretrace.graph.graph import LATE_CLOCK, MISSING_KERNELS, cautions
 from foretrace.report.formatting import (
     bytes_,
     figure,
+    host_column,
     join_words,
     limit_of,
     money,
@@ -230,7 +231,7 @@ def _measured_facts(report: StepReport) -> Iterator[Fact]:
         ahead = f", {ms(unprofiled.back_to_back_ms)} ms back to back" if unprofiled.back_to_back_ms else ""
         overhead = report.profiling_overhead
         longer = f"{overhead:.2f} times as long" if overhead > 1.01 else "no longer"
-        taken = f"with a sync per step{ahead}; profiled steps take {longer}"
+        taken = f"with a sync per step{ahead}; the profiled step takes {longer}"
         yield "unprofiled", ms_range([unprofiled.synced_ms]), taken
     if report.device_span_ms:
         known = [rank.wait_ms for rank in ranks if rank.wait_ms is not None]
@@ -536,7 +537,7 @@ def _time_by(what: str, rows: Sequence[TimeRow], top: int | None, on_device: boo
     columns: dict[str, Callable[[TimeRow], str]] = {
         f"<{what}…": lambda row: short_name(row.name) or "(none)",
         "device ms": lambda row: ms(row.device_ms),
-        "host ms": lambda row: ms(row.host_ms),
+        host_column(what, on_device): lambda row: ms(row.host_ms),
         "count": lambda row: f"{row.count:.0f}",
         "share": lambda row: percent(row.share),
         "<": lambda row: bar(row.share),

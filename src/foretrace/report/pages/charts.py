@@ -74,6 +74,14 @@ def parts(report: StepReport) -> Chart | None:
     return {"kind": "parts", "parts": [plain(piece) for piece in pieces if piece["ms"] > LEAST_SHARE * report.step_ms]}
 
 
+HOST_TIME = {
+    "op": "inside its calls",
+    "family": "in launching its kernels",
+    "all": "all of it, also between its calls (T1)",
+}
+"""What the host time of a row is, by what rows are of."""
+
+
 def views(report: StepReport) -> Chart | None:
     """Time by phase, by kernel family, by module and by op: one at a time."""
     found: list[Piece] = []
@@ -92,7 +100,8 @@ def views(report: StepReport) -> Chart | None:
             if title == "family" and row["name"] == COMMUNICATION and waits:  # a part of it, mean over ranks
                 row["wait_ms"] = min(round(waits / len(report.ranks), 4), row["device_ms"])
         tree = module_tree(times) if title == "module" else None
-        found.append({"title": title, "rows": rows, "counted": counted, "tree": tree, "of": len(times)})
+        host = HOST_TIME.get("op" if counted == "kernels" and not report.device_active_ms else title, HOST_TIME["all"])
+        found.append({"title": title, "rows": rows, "counted": counted, "tree": tree, "of": len(times), "host": host})
     return {"kind": "views", "views": found} if found else None
 
 

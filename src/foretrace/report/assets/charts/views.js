@@ -5,9 +5,7 @@ draws.views = (chart, spec, element) => {
   const view = spec.views[element.view];
   element.nextElementSibling.textContent = view.tree
     ? "Areas are device and host time together: the bluer the more of it is the device's. Click into one."
-    : view.of > view.rows.length
-      ? `The ${view.rows.length} largest of ${view.of}.`
-      : "";
+    : `${view.of > view.rows.length ? `The ${view.rows.length} largest of ${view.of}. ` : ""}Host time: ${view.host}.`;
   if (view.tree) return modules(chart, view, element);
   const few = view.rows.length < 5;
   const parts = {
