@@ -142,6 +142,13 @@ def test_a_file_of_another_tool_says_what_would_do(tmp_path: Path, content: byte
     assert "torch.profiler" in message
 
 
+@pytest.mark.parametrize("name", ["tables.csv", "tables.yaml"])
+def test_a_list_of_tables_is_for_other_subcommands(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("name,rows,dim\nusers,1000,64\n")
+    message = complaint(tmp_path / name)
+    assert f"foretrace shard {tmp_path / name} --world N" in message and "foretrace check-table" in message
+
+
 def test_an_archive_is_to_be_unpacked(tmp_path: Path) -> None:
     (tmp_path / "traces.tar.gz").write_bytes(gzip.compress(b"rank0.json" + b"\x00" * 500))
     assert "unpack it" in complaint(tmp_path / "traces.tar.gz")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from foretrace.graph import ForetraceError
+from foretrace.graph.graph import cautions
 from foretrace.record.script import ScriptError, check_source, sketch_script
 from foretrace.record.sketch.sketch import sketch
+from foretrace.record.sketch_process import IDLE_S
 
 BUILDS = """
 import torch
@@ -109,6 +112,17 @@ def step():
         (f"import wonders\n{NOTHING}", "No module named 'wonders'", "install wonders here"),
         ("def step(:\n", "SyntaxError", "that Python 3"),
         (f"import sys\nsys.exit(3)\n{NOTHING}", "SystemExit: 3", "without arguments: give its options defaults"),
+        ("import sys\ndef step():\n    sys.exit(3)\n", "SystemExit: 3", "leave that out of the step"),
+        (
+            "import requests\ndef step():\n    requests.get('http://a.b/c').json()\n",
+            "JSONDecodeError",
+            "has no network",
+        ),
+        (
+            "import socket\ndef step():\n    int(socket.create_connection(('a.b', 80)).recv(9))\n",
+            "b''",
+            "nothing came for",
+        ),
         (f"open('weights.pt')\n{NOTHING}", "No such file", "start Foretrace where the script is started"),
         (f"import os\nos.environ['RANK']\n{NOTHING}", "KeyError: 'RANK'", "finds it a group with --world N"),
         (
@@ -127,6 +141,60 @@ def test_advice_goes_with_the_failure(script: Path, text: str, said: str, advice
     with pytest.raises(ScriptError, match=said) as failed:
         sketch_script(script)
     assert advice in failed.value.advice
+
+
+@pytest.mark.parametrize("end", ["os._exit(0)", "sys.exit()"])
+def test_what_a_step_does_before_it_ends_the_program_is_the_step(script: Path, end: str) -> None:
+    script.write_text(f"import os, sys, torch\ndef step():\n    torch.ones(4).exp()\n    {end}\n")
+    graph = sketch_script(script)
+    assert [op.name for op in graph.ops] == ["aten::ones", "aten::exp"]
+    assert any("end the program" in note for note in graph.notes)
+
+
+def test_importing_a_network_library_is_no_side_effect(script: Path) -> None:
+    script.write_text(f"import requests, urllib3\n{NOTHING}")
+    assert not sketch_script(script).notes
+
+
+LOADING = """
+import queue, threading, torch
+batches = queue.Queue(maxsize=1)
+model = torch.nn.Linear(4, 4)
+def load():
+    for number in range(100):
+        if number == {failing}:
+            raise ValueError("no such file")
+        batches.put(torch.ones(2, 4) * 2)
+threading.Thread(target=load, daemon=True).start()
+def step():
+    model(batches.get()).sum().backward()
+"""
+
+
+def test_threads_that_load_batches_work_on_fake_tensors_and_are_no_part_of_the_step(script: Path) -> None:
+    script.write_text(LOADING.format(failing=-1))
+    graph = sketch_script(script)
+    assert not {"aten::ones", "aten::mul"} & set(graph.ops.names.items)
+    assert "what threads of the script compute is not part of the step (train.py:10)" in graph.notes
+
+
+def test_a_thread_that_fails_is_said_at_once_by_the_step_that_waits_for_it(script: Path) -> None:
+    script.write_text(LOADING.format(failing=1))
+    begun = time.monotonic()
+    with pytest.raises(ScriptError, match=r"waits at train.py:12") as failed:
+        sketch_script(script)
+    assert "train.py:8 (ValueError: no such file)" in failed.value.advice
+    assert time.monotonic() - begun < IDLE_S
+
+
+def test_a_model_that_is_called_in_threads_is_a_caution(script: Path) -> None:
+    script.write_text(
+        "import threading, torch\nmodel = torch.nn.Linear(4, 4)\ndef step():\n"
+        "    thread = threading.Thread(target=model, args=(torch.ones(2, 4),))\n    thread.start(); thread.join()\n"
+        "    torch.ones(4).exp()\n"
+    )
+    (caution,) = cautions(sketch_script(script).notes)
+    assert caution.startswith("work of threads is left out: ") and "train.py:5" in caution
 
 
 def test_a_failure_that_may_follow_from_an_assumed_value_names_its_line(script: Path) -> None:

@@ -66,6 +66,7 @@ FORMATS = {
 
 PACKED = ("", *(compression.suffix for compression in COMPRESSIONS.values()))
 SUFFIXES = tuple({f"{suffix}{gz}": "" for known in FORMATS.values() for suffix in known.suffixes for gz in PACKED})
+TABLES = (".csv", ".csv.gz", ".yaml", ".yml")
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".zip", ".7z")
 SNIFFED_BYTES = 32 << 20
 """How far into a file the key of its format is searched for."""
@@ -231,6 +232,11 @@ def _traces(source: str, files: list[Path]) -> list[tuple[Path, str]]:
     traces = [(file, name) for file in dict.fromkeys(files) if (name := format_of(file))]
     if not traces:
         advice = f"Give a file of torch.profiler, or another of these: {', '.join(FORMATS)}."
+        if files[0].name.endswith(TABLES):
+            advice = (
+                f"A list of embedding tables is for `foretrace shard {files[0]} --world N`, a table of step times for "
+                f"`foretrace check-table {files[0]}`."
+            )
         if files[0].suffix in (".nsys-rep", ".qdrep"):
             advice = f"Export it: nsys export --type sqlite {files[0].name}, and give the file that this writes."
         if files[0].name.endswith(ARCHIVES):

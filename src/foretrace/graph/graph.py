@@ -30,6 +30,7 @@ CAUTIONS = (
     "assumed while the model was built: ",
     "assumed in the step, and decisive: ",
     "the step has no backward: ",
+    "work of threads is left out: ",
     "weights without an update: ",
     "weights on different devices: ",
     "torch.compile was left out: ",

@@ -6,16 +6,20 @@ import __future__
 import ast
 import contextlib
 import errno
+import functools
 import importlib.util
 import inspect
 import os
+import struct
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from zipfile import BadZipFile
 
 import torch
 
@@ -24,6 +28,7 @@ from foretrace.errors import ForetraceError
 from foretrace.graph import Graph
 from foretrace.record.command import Script, suggested_step
 from foretrace.record.guard import RefusedError, SideEffects, guarded
+from foretrace.record.guard.guard import note
 from foretrace.record.script import STEP_FUNCTIONS, ScriptError, WaitsError, defined_functions, no_such_function
 from foretrace.record.sketch.sketch import NEEDS_VALUES, STEERED, refusal, sketch
 
@@ -51,8 +56,21 @@ NEEDS_GPU = (
 OWN_RANKS = "It starts its ranks itself: give their number, and its first rank is sketched: --world N."
 UNLOADABLE = ("undefined symbol", "shared object", "Could not load this library")
 """Parts of errors where a library in C was built for something else."""
+DAMAGED = (
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    NameError,
+    EOFError,
+    BadZipFile,
+    zlib.error,
+    struct.error,
+)
+"""Errors of a script that makes something of an empty answer."""
+END_OF_STEP = "end the program: what the step did until then is predicted"
 COMPILE_ADVICE = "Give the script by itself, with a function make_step: train.py or train.py:function."
-EXITED = "What it printed says why. Give its options after it: foretrace predict -- python train.py --data DIR"
+EXITED = "What it printed says why. It may need options: give them after its name, as in {} --data DIR"
 NO_GROUP = ("process group has not been initialized", "env:// rendezvous")
 """Parts of PyTorch's errors where a script of torchrun was started without it."""
 
@@ -75,20 +93,21 @@ def sketch_of(script: Script, device: str | None, world: int | None) -> Graph:
                 raise running.left_off(running.interrupted) from None
             if running.exit_code not in (None, 0):
                 ended = f"{script} ended with {running.exit_code!r} before it had trained: {error.what}"
-                raise running.failure(ended, EXITED, error) from None
+                raise running.failure(ended, EXITED.format(f"foretrace predict -- python {script}"), error) from None
             cause = error.__cause__ or error
             said = refusal(cause, str(script)) if isinstance(cause, NEEDS_VALUES) else error
             raise running.failure(f"{script}: {said.what}", said.advice, cause) from None
         except WaitsError as error:
             what = f"{script} waits {error} for what never comes in a sketch"
-            advice = "A thread or a process that should go on with it failed, or does not run here. Without it there is"
-            raise running.failure(what, f"{advice} a forecast; or {_record(script)}", error) from None
+            advice = "A process or a connection that it waits for does not exist in a sketch"
+            advice = "It waits for a thread that failed" if effects.failed else advice
+            raise running.failure(what, f"{advice}: leave it out; or {_record(script)}", error) from None
         except (Exception, SystemExit) as error:
             first = _first_cause(error)
             reason = f"{type(error).__name__}: {error}"
             reason += f"; the first error was {type(first).__name__}: {first}" if str(first) not in str(error) else ""
             what = f"{script} failed while its step was sketched ({reason})"
-            raise running.failure(what, advice_on(first, script), error) from None
+            raise running.failure(what, running.advice_on(first), error) from None
     graph.source = str(script)
     return graph
 
@@ -138,8 +157,10 @@ class Running:
             module.__dict__.update(__file__=str(self._path), __package__="")
             with _known(module):
                 tree = self._load(module)
-            self._found = _step_function(module.__dict__, self._path, self._script.function, defined_functions(tree))
-        return self._found()
+            wanted = self._script.function
+            self._found = _until_exit(_step_function(module.__dict__, self._path, wanted, defined_functions(tree)))
+        built = self._found()
+        return _until_exit(built) if callable(built) else built
 
     def run(self) -> None:
         """Run the script as a program, as Python does."""
@@ -177,6 +198,10 @@ class Running:
             frames += f"\n{suggested_step(source, self._path.name)}\n"
             advice = f"{advice.rstrip('.')}. Or add the function above, and predict it: foretrace predict {self._path}"
         return ScriptError(what, f"{advice.rstrip('.')}.{notes}", frames)
+
+    def advice_on(self, error: BaseException) -> str:
+        """Advice on an error of the script."""
+        return advice_on(error, self._script, self._found is not None, list(dict.fromkeys(self._effects.asked)))
 
     def _load(self, module: ModuleType) -> ast.Module:
         """Run the top level of the script, statement by statement."""
@@ -276,8 +301,24 @@ def _step_function(names: dict[str, Any], script: Path, function: str | None, de
     return found  # type: ignore[no-any-return]
 
 
-def advice_on(error: BaseException, script: Script | Path) -> str:
-    """Advice on a script that failed, by its error.
+def _until_exit(function: Callable[[], Any]) -> Callable[[], Any]:
+    """A function that may end the program: what it did until then is the step, unless it ends with an error."""
+
+    @functools.wraps(function)
+    def call() -> Any:
+        try:
+            return function()
+        except SystemExit as error:
+            if error.code not in (None, 0):
+                raise
+            return note(END_OF_STEP)
+
+    return call
+
+
+def advice_on(error: BaseException, script: Script | Path, in_step: bool = False, asked: Sequence[str] = ()) -> str:
+    """Advice on a script that failed, by its error; ``in_step``: after its top level, ``asked``: the lines that asked
+    other machines for something.
 
     >>> advice_on(ModuleNotFoundError("No module named 'wonders'", name="wonders"), Path("train.py"))
     'Sketching imports what the script imports: install wonders here, or put its folder on PYTHONPATH.'
@@ -290,6 +331,8 @@ def advice_on(error: BaseException, script: Script | Path) -> str:
         return f"Give a script that Python {sys.version_info.major}.{sys.version_info.minor} can read."
     program = isinstance(script, Script) and script.program
     if isinstance(error, SystemExit) and not program:
+        if in_step:
+            return f"Its step ends the program: leave that out of the step. Or {record}"
         return (
             "It is loaded as a module, without arguments: give its options defaults, and keep what only a program does "
             'under `if __name__ == "__main__":`.'
@@ -304,6 +347,11 @@ def advice_on(error: BaseException, script: Script | Path) -> str:
         return f"A sketch does nothing outside of its process: leave that out of the step. Or {record}"
     if isinstance(error, OSError) and error.filename is None and any(part in str(error) for part in UNLOADABLE):
         return f"A library that it imports can't be loaded here: check that it was built for this PyTorch. Or {record}"
+    if asked and isinstance(error, (*DAMAGED, OSError)) and not getattr(error, "filename", None):
+        return (
+            f"It may fail for an empty answer: a sketch has no network, and nothing came for {' and '.join(asked)}. "
+            f"Let it read a file that is here instead; or {record}"
+        )
     if isinstance(error, OSError):
         files = (
             f"It needs {error.filename}" if error.filename else "It must find its files here: a sketch has no network"

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import astuple
 from importlib import import_module
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from foretrace.graph.op import Op
     from foretrace.graph.programs import Program
     from foretrace.record.command import Script
+    from foretrace.record.guard import SideEffects
     from foretrace.record.sketch_cache import FilesRead, SketchCache
 
 CODE = """
@@ -284,14 +285,18 @@ def _answer() -> Iterator[str]:
 
 IDLE_S = 60.0
 """How long a script may do nothing before it is ended: none of its threads computes, and it reads no large file."""
+FAILED_IDLE_S = 2.0
+"""The same once a thread of the script has failed."""
+WATCH_S = 0.5
 IDLE = 0.003
 """The processor's share of a process that does nothing."""
 WAKE_UP = getattr(signal, "SIGRTMAX", signal.SIGINT)
 """The signal by which the main thread is interrupted; scripts handle others."""
 
 
-def end_when_idle(idle_s: float = IDLE_S) -> None:
-    """Interrupt the main thread with a `WaitsError` once the process has done nothing for so long."""
+def end_when_idle(idle_s: float = IDLE_S, *, has_failed: Callable[[], bool] = lambda: False) -> None:
+    """Interrupt the main thread with a `WaitsError` once the process has done nothing for so long; sooner where a
+    thread has failed that it may wait for."""
     send, main_thread = signal.pthread_kill, threading.main_thread().ident or 0
     signal.signal(WAKE_UP, _interrupt)
 
@@ -299,12 +304,12 @@ def end_when_idle(idle_s: float = IDLE_S) -> None:
         last, since = time.process_time(), time.monotonic()
         woken = since
         while True:
-            time.sleep(idle_s / 20)
+            time.sleep(min(idle_s / 20, WATCH_S))
             used, now = time.process_time(), time.monotonic()
             was_stopped, woken = now - woken > idle_s / 2, now  # as by Ctrl-Z
             if was_stopped or used - last > IDLE * (now - since):
                 last, since = used, now
-            elif now - since > idle_s:
+            elif now - since > (min(idle_s, FAILED_IDLE_S) if has_failed() else idle_s):
                 last, since = used, now
                 send(main_thread, WAKE_UP)
 
@@ -343,8 +348,9 @@ def _sketch(wanted: dict[str, Any]) -> Graph:
     sys.dont_write_bytecode = True
     restrict([str(scratch)])
     handle = signal.signal  # as it is without the guard
-    end_when_idle()
-    _until_exit.enter_context(guarded(scratch))
+    effects: SideEffects | None = None
+    end_when_idle(has_failed=lambda: effects is not None and bool(effects.failed))
+    effects = _until_exit.enter_context(guarded(scratch))
     how = wanted["how"]
     script = Script(**{**how, "path": Path(how["path"]), "arguments": tuple(how["arguments"])})
     try:

@@ -174,6 +174,164 @@ PROCESSES = {
     "root": "os.chroot(here)",
     "kill_group": "os.killpg(VICTIM, 9)",
 }
+BY_DESCRIPTOR = {
+    "rename_by_descriptor": "fd = os.open(here, os.O_RDONLY); "
+    "os.rename('keep.txt', 'new', src_dir_fd=fd, dst_dir_fd=fd)",
+    "unlink_by_descriptor": "fd = os.open(here, os.O_RDONLY); os.unlink('keep.txt', dir_fd=fd)",
+    "open_by_descriptor": "fd = os.open(here, os.O_RDONLY)\n"
+    "os.write(os.open('new', os.O_CREAT | os.O_WRONLY, dir_fd=fd), b'x')",
+    "mkdir_by_descriptor": "fd = os.open(here, os.O_RDONLY); os.mkdir('new', dir_fd=fd)",
+    "rmdir_by_descriptor": "fd = os.open(here, os.O_RDONLY); os.rmdir('empty', dir_fd=fd)",
+    "link_by_descriptor": "fd = os.open(here, os.O_RDONLY); os.link('keep.txt', 'new', src_dir_fd=fd, dst_dir_fd=fd)",
+    "symlink_by_descriptor": "fd = os.open(here, os.O_RDONLY); os.symlink('keep.txt', 'new', dir_fd=fd)",
+    "rmtree_by_descriptor": "fd = os.open(here, os.O_RDONLY); shutil.rmtree('full', dir_fd=fd)",
+    "chmod_by_descriptor": "fd = os.open(here / 'keep.txt', os.O_RDONLY); os.fchmod(fd, 0o777)",
+    "utime_by_descriptor": "fd = os.open(here / 'keep.txt', os.O_RDONLY); os.utime(fd, (1, 1))",
+    "owner": "os.chown(here / 'keep.txt', 1, 1)",
+    "link_owner": "os.lchown(here / 'link', 1, 1)",
+    "node": "os.mknod(here / 'new')",
+    "fifo_by_descriptor": "fd = os.open(here, os.O_RDONLY); os.mkfifo('new', dir_fd=fd)",
+    "in_the_working_folder": "before = os.getcwd(); os.chdir(here)\ntry: open('new', 'w').write('x')\n"
+    "finally: os.chdir(before)",
+    "in_a_folder_by_descriptor": "before = os.getcwd(); os.fchdir(os.open(here, os.O_RDONLY))\n"
+    "try: os.remove('keep.txt')\nfinally: os.chdir(before)",
+    "through_proc": "open('/proc/self/root' + str(here / 'new'), 'w').write('x')",
+    "through_the_descriptors_of_proc": "fd = os.open(here / 'keep.txt', os.O_RDONLY)\n"
+    "open(f'/proc/self/fd/{fd}', 'w').write('x')",
+    "up_and_down": "open(here / 'empty' / '..' / 'keep.txt', 'w').write('x')",
+    "write_at": "fd = os.open(here / 'keep.txt', os.O_RDWR); os.pwrite(fd, b'x', 0)",
+    "send_file": "a, b = os.open(here / 'keep.txt', os.O_RDONLY), os.open(here / 'data.bin', os.O_WRONLY)\n"
+    "os.sendfile(b, a, 0, 8)",
+    "copy_range": "a, b = os.open(here / 'keep.txt', os.O_RDONLY), os.open(here / 'data.bin', os.O_RDWR)\n"
+    "os.copy_file_range(a, b, 8)",
+    "allocate": "os.posix_fallocate(os.open(here / 'data.bin', os.O_RDWR), 0, 4096)",
+    "temporary_file_elsewhere": "fd, name = tempfile.mkstemp(dir=here); os.write(fd, b'x')",
+    "temporary_folder_elsewhere": "tempfile.mkdtemp(dir=here)",
+    "attribute": "try: os.setxattr(here / 'keep.txt', 'user.a', b'b')\nexcept OSError: pass",
+}
+BY_LIBRARY = {
+    "codecs": "codecs.open(str(here / 'new'), 'w', 'utf8').write('x')",
+    "in_place": "with fileinput.input(str(here / 'keep.txt'), inplace=True) as lines:\n    for line in lines: pass",
+    "lzma": "lzma.open(here / 'new.xz', 'wb').write(b'x')",
+    "dbm": "dbm.dumb.open(str(here / 'new'), 'c')['a'] = 'b'",
+    "mailbox": "mailbox.mbox(here / 'new').flush()",
+    "marshal": "marshal.dump(1, open(here / 'new', 'wb'))",
+    "wave": "w = wave.open(str(here / 'new.wav'), 'wb'); w.setnchannels(1); w.setsampwidth(2); "
+    "w.setframerate(8000); w.close()",
+    "xml": "xml.etree.ElementTree.ElementTree(xml.etree.ElementTree.Element('a')).write(here / 'new')",
+    "settings": "configparser.ConfigParser().write(open(here / 'new', 'w'))",
+    "unpack": "shutil.make_archive(str(here / 'new'), 'tar', here / 'full')\n"
+    "shutil.unpack_archive(str(here / 'new.tar'), here / 'new')",
+    "archive_of_a_folder": "shutil.make_archive(str(here / 'new'), 'zip', here / 'full')",
+    "copy_mode": "shutil.copymode(here / 'data.bin', here / 'keep.txt'); "
+    "shutil.copystat(here / 'data.bin', here / 'keep.txt')",
+    "compile_all": "(here / 'm.py').touch(); compileall.compile_dir(str(here), quiet=1)",
+    "profile": "cProfile.run('1', str(here / 'new'))",
+    "memory_profile": "tracemalloc.start(); tracemalloc.take_snapshot().dump(str(here / 'new')); tracemalloc.stop()",
+    "crash_log": "faulthandler.enable(open(here / 'new', 'w')); faulthandler.disable()",
+    "log_settings": "logging.config.dictConfig({'version': 1, 'disable_existing_loggers': False, 'handlers':\n"
+    "    {'h': {'class': 'logging.FileHandler', 'filename': str(here / 'new.log')}},\n"
+    "    'loggers': {str(here): {'handlers': ['h']}}}); logging.getLogger(str(here)).error('x')",
+    "log_by_time": "logging.handlers.TimedRotatingFileHandler(here / 'new.log').emit(logging.makeLogRecord({}))",
+    "log_that_is_watched": "logging.handlers.WatchedFileHandler(here / 'new.log').emit(logging.makeLogRecord({}))",
+    "log_from_memory": "logging.handlers.MemoryHandler(1, target=logging.FileHandler(here / 'new.log')).emit(\n"
+    "    logging.makeLogRecord({'levelno': 50, 'levelname': 'E'}))",
+    "environment": "venv.create(here / 'new', with_pip=False, symlinks=True)",
+    "application": "zipapp.create_archive(here / 'full', here / 'new.pyz', main='a:b')",
+    "memmap_anew": "np.lib.format.open_memmap(here / 'new.npy', 'w+', shape=(3,))[:] = 1",
+    "numpy_compressed": "np.savez_compressed(here / 'new.npz', np.ones(3))",
+    "numpy_dump": "np.ones(3).dump(here / 'new')",
+    "sqlite_backup": "sqlite3.connect(':memory:').backup(sqlite3.connect(here / 'new.db'))",
+    "sqlite_by_address": "sqlite3.connect(f'file:{here}/new.db?mode=rwc', uri=True).execute('create table a (b)')",
+    "scipy_matrix": "import scipy.io; scipy.io.savemat(here / 'new.mat', {'a': np.ones(3)})",
+    "yaml": "import yaml; yaml.safe_dump({'a': 1}, open(here / 'new', 'w'))",
+    "fsspec": "import fsspec; fsspec.open(f'file://{here}/new', 'w').open().write('x')",
+}
+BY_TORCH_AND_PYTHON = {
+    "storage_from_a_file": "torch.UntypedStorage.from_file(str(here / 'data.bin'), True, 16)",
+    "old_format": "torch.save(model.state_dict(), here / 'keep.txt', _use_new_zipfile_serialization=False)",
+    "graph_to_a_folder": "torch.fx.symbolic_trace(model).to_folder(here / 'new', 'M')",
+    "package": "with torch.package.PackageExporter(here / 'new.pt') as e: e.save_pickle('a', 'b', 1)",
+    "download": "torch.hub.download_url_to_file(f'http://127.0.0.1:{PORT}/', str(here / 'new'))",
+    "chrome_trace": "with torch.profiler.profile() as p: pass\np.export_chrome_trace(str(here / 'new.json'))",
+    "process_group_of_a_file": "torch.distributed.HashStore(); next(rendezvous(f'file://{here}/new', 0, 1))",
+    "numpy_of_a_tensor": "torch.ones(4).numpy().tofile(here / 'new')",
+    "thread_later": "t = threading.Timer(0.01, (here / 'new').touch); t.start(); t.join()",
+    "raw_thread": "done = _thread.allocate_lock(); done.acquire()\n"
+    "def work():\n    try: (here / 'new').touch()\n    finally: done.release()\n"
+    "_thread.start_new_thread(work, ()); done.acquire()",
+    "pool_of_threads": "with ThreadPoolExecutor(1) as pool: pool.submit((here / 'new').touch).result()",
+    "later": "asyncio.run(asyncio.to_thread((here / 'new').touch))",
+    "when_collected": "class Gone:\n    def __del__(self): (here / 'new').touch()\nGone()",
+    "when_garbage_is_collected": "def touch(phase, info): gc.callbacks.remove(touch); (here / 'new').touch()\n"
+    "gc.callbacks.append(touch); gc.collect()",
+    "when_traced": "def trace(*_): sys.setprofile(None); (here / 'new').touch()\nsys.setprofile(trace); abs(1)",
+    "own_signal": "signal.signal(signal.SIGUSR1, lambda *_: (here / 'new').touch()); "
+    "os.kill(os.getpid(), signal.SIGUSR1)",
+    "handled_signal": "signal.signal(signal.SIGUSR1, lambda *_: (here / 'new').touch()); "
+    "signal.raise_signal(signal.SIGUSR1)",
+    "when_attribute_is_read": "class Lazy:\n    def __getattr__(self, name): return (here / name).touch()\nLazy().new",
+    "codes": "exec(f\"open({str(here / 'new')!r}, 'w').write('x')\")",
+    "by_c_of_python": "ctypes.pythonapi.PyRun_SimpleString(f\"open({str(here / 'new')!r}, 'w')\".encode())",
+    "called_by_c": "ctypes.CFUNCTYPE(None)(lambda: (here / 'new').touch() and None)()",
+}
+BY_C = {
+    "c_create": "assert ctypes.CDLL(None).creat(bytes(here / 'new'), 0o644) == -1",
+    "c_stream": "assert not ctypes.CDLL(None).fopen(bytes(here / 'new'), b'w')",
+    "c_rename": "assert ctypes.CDLL(None).rename(bytes(here / 'keep.txt'), bytes(here / 'new')) == -1",
+    "c_truncate": "assert ctypes.CDLL(None).truncate(bytes(here / 'keep.txt'), 0) == -1",
+    "c_mkdir": "assert ctypes.CDLL(None).mkdir(bytes(here / 'new'), 0o755) == -1",
+    "c_remove": "assert ctypes.CDLL(None).remove(bytes(here / 'keep.txt')) == -1",
+    "c_symlink": "assert ctypes.CDLL(None).symlink(b'keep.txt', bytes(here / 'new')) == -1",
+    "c_link": "assert ctypes.CDLL(None).link(bytes(here / 'keep.txt'), bytes(here / 'new')) == -1",
+    "c_attribute": "ctypes.CDLL(None).setxattr(bytes(here / 'keep.txt'), b'user.a', b'b', 1, 0)",
+    "c_owner": "ctypes.CDLL(None).chown(bytes(here / 'keep.txt'), 1, 1)",
+    "c_io_uring": "assert ctypes.CDLL(None).syscall(425, 8, bytes(120)) == -1",
+    "c_call_rename": "assert ctypes.CDLL(None).syscall(82, bytes(here / 'keep.txt'), bytes(here / 'new')) == -1",
+    "c_call_kill": "ctypes.CDLL(None).syscall(62, VICTIM, 9)",
+    "c_call_fork": "assert ctypes.CDLL(None).syscall(57) == -1",
+    "c_call_clone": "assert ctypes.CDLL(None).syscall(56, 17, 0, 0, 0, 0) == -1",
+    "c_call_socket": "assert ctypes.CDLL(None).syscall(42, 3, bytes(16), 16) == -1",
+    "c_call_trace": "assert ctypes.CDLL(None).syscall(101, 16, VICTIM, 0, 0) == -1",
+    "c_call_memory_of_another": "assert ctypes.CDLL(None).syscall(311, VICTIM, 0, 0, 0, 0, 0) == -1",
+    "c_mount": "assert ctypes.CDLL(None).mount(b'none', bytes(here / 'empty'), b'tmpfs', 0, 0) == -1",
+    "c_signal": "ctypes.CDLL(None).sigqueue(VICTIM, 9, 0)",
+    "c_vfork": "assert ctypes.CDLL(None).vfork() == -1",
+    "c_spawn": "assert ctypes.CDLL(None).posix_spawn(0, b'/bin/true', 0, 0, 0, 0) != 0",
+    "c_popen": "assert not ctypes.CDLL(None).popen(f'touch {here}/new'.encode(), b'w')",
+    "c_priority": "ctypes.CDLL(None).setpriority(0, VICTIM, 19)",
+}
+BY_PROCESS = {
+    "output_of_a_program": "assert subprocess.getoutput(f'touch {here}/new') == ''",
+    "program_in_a_session": "subprocess.call(['touch', str(here / 'new')], start_new_session=True)",
+    "fork_server": "p = multiprocessing.get_context('forkserver').Process(target=print); p.start(); p.join()",
+    "forked_pool": "with ProcessPoolExecutor(1, multiprocessing.get_context('fork')) as p: p.submit(abs, -1).result()",
+    "program_in_memory": "fd = os.memfd_create('a'); os.write(fd, b'#!/bin/true\\n')\nos.execve(fd, ['a'], {})",
+    "program_by_descriptor": "subprocess.run(['touch', 'new'], cwd=here, pass_fds=())",
+    "module": "subprocess.run([sys.executable, '-c', 'open(\"new\", \"w\")'], cwd=here)",
+    "browser": "webbrowser.open('http://127.0.0.1')",
+    "remote_call": "try: xmlrpc.client.ServerProxy(f'http://127.0.0.1:{PORT}').f()\n"
+    "except xml.parsers.expat.ExpatError: pass",
+    "ftp": "ftplib.FTP('127.0.0.1').quit()",
+    "mailbox_server": "try: imaplib.IMAP4('127.0.0.1', PORT)\nexcept Exception: pass",
+    "datagram_server": "socketserver.UDPServer(('127.0.0.1', 0), socketserver.BaseRequestHandler).server_close()",
+    "create_server": "socket.create_server(('127.0.0.1', 0)).close()",
+    "asyncio_server": "async def serve(): (await asyncio.start_server(print, '127.0.0.1', 0)).close()\n"
+    "asyncio.run(serve())",
+    "asyncio_datagram": "async def send():\n"
+    "    loop = asyncio.get_running_loop()\n"
+    "    t, _ = await loop.create_datagram_endpoint(asyncio.DatagramProtocol, remote_addr=('127.0.0.1', PORT))\n"
+    "    t.sendto(b'x'); t.close()\nasyncio.run(send())",
+    "connected_datagram": "s = socket.socket(type=socket.SOCK_DGRAM); s.connect(('127.0.0.1', PORT)); s.send(b'x')",
+    "message_datagram": "socket.socket(type=socket.SOCK_DGRAM).sendmsg([b'x'], [], 0, ('127.0.0.1', PORT))",
+    "six": "s = socket.socket(socket.AF_INET6); s.connect(('::1', PORT))",
+    "group_of_processes": "os.kill(-1 * os.getpgid(VICTIM), 9)",
+    "descriptor_of_a_process": "signal.pidfd_send_signal(os.pidfd_open(VICTIM), 9)",
+    "scheduler": "os.sched_setscheduler(VICTIM, os.SCHED_BATCH, os.sched_param(0))",
+    "limits": "resource.prlimit(VICTIM, resource.RLIMIT_NOFILE, (5, 5))",
+    "memory_of_another": "try: open(f'/proc/{VICTIM}/mem', 'r+b')\nexcept OSError: pass",
+    "score_of_another": "try: open(f'/proc/{VICTIM}/oom_score_adj', 'w').write('500')\nexcept OSError: pass",
+}
 LIBRARIES = {
     "urllib3": "assert urllib3.PoolManager().request('POST', f'http://127.0.0.1:{PORT}/', body=b'x').status == 200",
     "requests": "assert requests.get(f'http://127.0.0.1:{PORT}/').ok",
@@ -202,14 +360,18 @@ INSTALLED = {
     for name, attempt in LIBRARIES.items()
     if find_spec(name.partition(".")[0])
 }
-ATTEMPTS = {**FILES, **SAVERS, **NETWORK, **PROCESSES, **INSTALLED}
+MORE = {**BY_DESCRIPTOR, **BY_LIBRARY, **BY_TORCH_AND_PYTHON, **BY_C, **BY_PROCESS}
+ATTEMPTS = {**FILES, **SAVERS, **NETWORK, **PROCESSES, **MORE, **INSTALLED}
 
 IMPORTS = """
-import _multiprocessing, _socket, asyncio, atexit, bz2, csv, ctypes, faulthandler, fcntl, gzip, http.client
-import http.server, io, json, logging, logging.handlers, mmap, multiprocessing, multiprocessing.connection, os, pickle
-import pty, py_compile, shelve, shutil, signal, smtplib, socket, socketserver, sqlite3, ssl, subprocess, syslog, tarfile
-import tempfile, threading, time, urllib.request, weakref, zipfile
-from concurrent.futures import ProcessPoolExecutor
+import _multiprocessing, _socket, _thread, asyncio, atexit, bz2, cProfile, codecs, compileall, configparser, csv, ctypes
+import dbm.dumb, faulthandler, fcntl, fileinput, ftplib, gc, gzip, http.client, http.server, imaplib, io, json, logging
+import logging.config, logging.handlers, lzma, mailbox, marshal, mmap, multiprocessing, multiprocessing.connection, os
+import pickle, pty, py_compile, resource, shelve, shutil, signal, smtplib, socket, socketserver, sqlite3, ssl
+import subprocess
+import sys, syslog, tarfile, tempfile, threading, time, tracemalloc, urllib.request, venv, wave, weakref, webbrowser
+import xml.etree.ElementTree, xml.parsers.expat, xmlrpc.client, zipapp, zipfile
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from queue import Queue
 try: import _interpreters as interpreters

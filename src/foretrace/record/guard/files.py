@@ -290,12 +290,12 @@ def _remove(original: Any, path: Any, **where: Any) -> Any:
 @stands_in_for("shutil:rmtree")
 def _rmtree(original: Any, path: Any, ignore_errors: bool = False, *args: Any, **kwargs: Any) -> None:
     files = guard().files
-    wanted = files.absolute(path)
+    wanted = files.absolute(path, kwargs.get("dir_fd"))
     if not files.exists(wanted):
         if ignore_errors or args or kwargs:
             return None
         raise failure(errno.ENOENT, os.fsdecode(path))
-    if _change(path, None, "delete folder {}") is None:
+    if _change(wanted, None, "delete folder {}") is None:
         with trusted():  # it takes a folder apart by numbers of open ones
             return original(path, ignore_errors, *args, **kwargs)  # type: ignore[no-any-return]
     files.put(wanted, None)

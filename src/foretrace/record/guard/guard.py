@@ -11,6 +11,7 @@ import contextlib
 import os
 import sys
 import threading
+import traceback
 import weakref
 from abc import ABCMeta
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from foretrace.record.guard.side_effects import STARTED_AT, SideEffects, current_thread, script_line, shown
+from foretrace.record.guard.side_effects import STARTED_AT, SideEffects, current_thread, is_users, script_line, shown
 
 if TYPE_CHECKING:
     from foretrace.record.guard.overlay import Overlay
@@ -388,4 +389,18 @@ def _start_thread(self: threading.Thread) -> None:
     _start(self)
 
 
-REPLACED["threading"] = [("Thread.start", _start_thread)]
+_thread_failed = threading.excepthook
+
+
+def _note_failed_thread(args: Any) -> None:
+    """A thread of the script has failed: noted, since what follows from it may be seen elsewhere."""
+    if not applies() or args.thread not in STARTED_AT:
+        _thread_failed(args)
+        return
+    frames = [frame for frame in traceback.extract_tb(args.exc_traceback) if is_users(frame.filename)]
+    place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else STARTED_AT[args.thread]
+    reason = str(args.exc_value).partition("\n")[0]
+    guard().effects.failed.append(f"{place} ({args.exc_type.__name__}: {reason})")
+
+
+REPLACED["threading"] = [("Thread.start", _start_thread), ("excepthook", _note_failed_thread)]

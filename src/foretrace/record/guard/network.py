@@ -19,15 +19,24 @@ from foretrace.record.guard.guard import (
     Replacement,
     StandIn,
     does_nothing,
+    guard,
     note,
     stands_in_for,
     trusted,
 )
-from foretrace.record.guard.side_effects import shown
+from foretrace.record.guard.side_effects import script_line, shown
 
 _pretended: weakref.WeakSet[Any] = weakref.WeakSet()
 """Sockets that a stand-in has connected or bound."""
+_bound: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+"""Their own addresses, of those that may listen for connections."""
 NO_ADDRESS = ("127.0.0.1", 0)
+
+
+def note_answer(action: str, target: object) -> None:
+    """Note that something is asked of another machine, which answers nothing: what the script makes of it may fail."""
+    note(action, target)
+    guard().effects.asked.append(script_line())
 
 
 def _is_pretended(socket: Any) -> bool:
@@ -37,7 +46,7 @@ def _is_pretended(socket: Any) -> bool:
 
 @stands_in_for("socket:socket.connect", "socket:socket.connect_ex", "ssl:SSLSocket.connect", "ssl:SSLSocket.connect_ex")
 def _connect(original: Any, self: Any, address: Any) -> Any:
-    note("connect to {}", shown(address))
+    note_answer("connect to {}", shown(address))
     _pretended.add(self)
     return 0 if original.__name__ == "connect_ex" else None
 
@@ -49,6 +58,8 @@ def _bind(original: Any, self: Any, address: Any) -> None:
     if is_file:  # servers delete it when they end
         with trusted():
             Path(redirected(address, "listen on {}")).touch()
+    elif self.type == _socket.SOCK_STREAM:  # to find a free port, or whether there is IPv6, is no harm
+        _bound[self] = shown(address)
     else:
         note("listen on {}", shown(address))
 
@@ -66,10 +77,19 @@ def _answers(answer: Any) -> StandIn:
 
 
 for _method, _answer in {
-    "listen": None, "shutdown": None, "recv": b"", "recv_into": 0, "recvfrom": (b"", NO_ADDRESS),
+    "shutdown": None, "recv": b"", "recv_into": 0, "recvfrom": (b"", NO_ADDRESS),
     "getsockname": NO_ADDRESS,
 }.items():  # fmt: skip
     stands_in_for(f"socket:socket.{_method}")(_answers(_answer))
+
+
+@stands_in_for("socket:socket.listen")
+def _listen(original: Any, self: Any, *args: Any) -> Any:
+    if not _is_pretended(self):
+        return original(self, *args)
+    return note("listen on {}", _bound.get(self, "a free port"))
+
+
 stands_in_for("ssl:SSLSocket.do_handshake")(_answers(None))
 
 
@@ -143,7 +163,7 @@ NO_CONTENT = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n
 @stands_in_for("http.client:HTTPConnection.putrequest")
 def _http_request(original: Any, self: Any, method: str, url: str, *args: Any, **kwargs: Any) -> None:
     page = url.partition("?")[0]
-    note("send an HTTP request to {}", f"{self.host}{page}" if page.startswith("/") else page)
+    note_answer("send an HTTP request to {}", f"{self.host}{page}" if page.startswith("/") else page)
     self.__dict__["_sketched"] = method
     original(self, method, url, *args, **kwargs)  # what it makes is kept until it is sent
 
@@ -169,7 +189,7 @@ def _http_response(original: Any, self: Any) -> Any:
 def _requests_send(original: Any, self: Any, request: Any, **kwargs: Any) -> Any:
     import requests
 
-    note("send an HTTP request to {}", request.url)
+    note_answer("send an HTTP request to {}", request.url)
     answer = requests.Response()
     answer.status_code, answer.url, answer.request, answer.raw = 200, request.url, request, io.BytesIO()
     return answer
@@ -179,7 +199,7 @@ def _requests_send(original: Any, self: Any, request: Any, **kwargs: Any) -> Any
 def _urllib3_request(original: Any, self: Any, method: str, url: str, *args: Any, **kwargs: Any) -> Any:
     from urllib3 import HTTPResponse
 
-    note("send an HTTP request to {}", f"{self.host}{url}" if url.startswith("/") else url)
+    note_answer("send an HTTP request to {}", f"{self.host}{url}" if url.startswith("/") else url)
     return HTTPResponse(io.BytesIO(), status=200, reason="OK", request_method=method, request_url=url)
 
 
@@ -187,7 +207,7 @@ def _urllib3_request(original: Any, self: Any, method: str, url: str, *args: Any
 def _httpx_send(original: Any, self: Any, request: Any, **kwargs: Any) -> Any:
     import httpx
 
-    note("send an HTTP request to {}", str(request.url))
+    note_answer("send an HTTP request to {}", str(request.url))
     return httpx.Response(200, request=request)
 
 

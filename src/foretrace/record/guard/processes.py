@@ -221,8 +221,13 @@ def _at_exit(original: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
     return original(function, *args, **kwargs)
 
 
+ABORTED = 128 + signal.SIGABRT
+"""The code that a shell gives for a process that aborted."""
+
+
 @stands_in_for("os:_exit", "os:abort")
-def _exit(original: Any, code: int = 0) -> Any:
+def _exit(original: Any, code: int = ABORTED) -> Any:
+    note("end the process with code {}", code)
     raise SystemExit(code)
 
 

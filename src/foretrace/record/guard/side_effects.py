@@ -47,6 +47,10 @@ class SideEffects:
         with suppress(OSError):  # it was deleted
             folder = str(Path.cwd()).rstrip(os.sep)
             self._below_folder = re.compile(rf"(?<![\w.-]){re.escape(folder + os.sep)}" if folder else "(?!)")
+        self.asked: list[str] = []
+        """Lines of the script that asked another machine for something, and got an empty answer."""
+        self.failed: list[str] = []
+        """Threads of the script that failed: where they were started, and why."""
         self.total = 0
         self.answered = 0
         """Those after which the script sees another result than in a real run."""
@@ -65,6 +69,7 @@ class SideEffects:
         if len(found) > MAX_NOTED:
             found = [*found[:MAX_NOTED], f"and {len(found) - MAX_NOTED} more"]
         notes = [f"not done while sketching: {'; '.join(found)}"] if found else []
+        notes += [f"a thread of the script failed while sketching: {failure}" for failure in self.failed[:1]]
         return [*notes, f"skipped while sketching: {'; '.join(self.skipped)}"] if self.skipped else notes
 
 

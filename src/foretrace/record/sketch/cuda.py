@@ -28,6 +28,7 @@ from foretrace.record.sketch.autocast import CudaAutocast, counting_regions
 from foretrace.record.sketch.cuda_api import gpu_is_visible, pretended_api
 from foretrace.record.sketch.cuda_ops import ON_CUDA, ORDER_ON_HOPPER, OTHER_RESULTS, OWN_RESULTS
 from foretrace.record.sketch.fbgemm import looked_up, lookup_of, result_on_gpu
+from foretrace.record.sketch.threads import TURN
 from foretrace.record.sketch.view_replays import changed_view
 from foretrace.record.watch.tensors import DeviceName, TensorRegistry
 from foretrace.record.watch.watch import desugars
@@ -72,12 +73,13 @@ def pretended_cuda(fake_of: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[
             stack.enter_context(patch.object(torch.nn.Module, name, mover))
         stack.callback(torch.set_default_device, torch.get_default_device() if _device.CURRENT_DEVICE else None)
         functions = FunctionsOnCuda(labels)
+        follower = Follower(labels)
         stack.enter_context(functions)
-        stack.enter_context(Follower(labels))
+        stack.enter_context(follower)
         stack.enter_context(patch.object(FakeTensor, "device", _device_property(labels)))
-        # A thread that loads batches has no modes.
+        # Threads that are not `threading`'s have no modes.
         stack.enter_context(patch.object(torch.Tensor, "pin_memory", lambda tensor, *_: labels.pin(tensor)))
-        yield PretendedGpu(labels.of, labels, functions)
+        yield PretendedGpu(labels.of, labels, functions, follower)
 
 
 class PretendedGpu(NamedTuple):
@@ -89,6 +91,8 @@ class PretendedGpu(NamedTuple):
     """Labels of storages; none where there is a real GPU."""
     functions: FunctionsOnCuda | None = None
     """The mode in which functions do what they do on a GPU."""
+    follower: Follower | None = None
+    """The mode that labels the results of calls."""
 
     def registry(self) -> TensorRegistry:
         """A new registry, which describes tensors as they would be on the GPU."""
@@ -321,8 +325,9 @@ def _device_property(labels: Labels) -> property:
     true = FakeTensor.device
 
     def device(tensor: Any) -> torch.device:
-        seen = not labels.in_dispatch and not labels.hidden
-        return torch.device(labels.of(tensor)) if seen else true.__get__(tensor)
+        with TURN:
+            seen = not labels.in_dispatch and not labels.hidden
+            return torch.device(labels.of(tensor)) if seen else true.__get__(tensor)
 
     return property(device)
 
@@ -340,6 +345,10 @@ class Follower(TorchDispatchMode):
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with TURN:
+            return self._called(func, types, args, kwargs)
+
+    def _called(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if any(desugars(kind) for kind in types):
             return NotImplemented
         if func is torch.ops.prim.device.default:  # C++ asks, often, and makes no tensor
@@ -378,6 +387,10 @@ class FunctionsOnCuda(TorchFunctionMode):
         self._autocast = CudaAutocast(lambda tensor: labels.of(tensor) == CUDA)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with TURN:
+            return self._called(func, args, kwargs)
+
+    def _called(self, func: Any, args: Any, kwargs: Any) -> Any:
         if self._labels.compiles and self._labels.in_dispatch:
             return func(*args, **(kwargs or {}))
         if func in QUESTIONS:

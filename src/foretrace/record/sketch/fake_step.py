@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -28,6 +29,7 @@ from foretrace.record.sketch.assumptions import ARRAY, Assumptions
 from foretrace.record.sketch.cuda_api import gpu_is_visible
 from foretrace.record.sketch.packed_sequences import packed
 from foretrace.record.sketch.sparse_tensors import SparseTensors
+from foretrace.record.sketch.threads import TURN, ScriptThreads
 from foretrace.record.sketch.values import CHECKED, COUNTED, DRAWN, MAX_INTEGERS, RANKED, UNKNOWN, Values
 from foretrace.record.sketch.view_replays import ViewReplays
 from foretrace.record.watch.tensors import TensorRegistry
@@ -40,11 +42,21 @@ NO_FAKE = "no fake impl registered"
 """In PyTorch's error where a custom operator does not say what it gives."""
 
 
+class _InFlight(threading.local):
+    """The call that a thread is in."""
+
+    depth = 0
+    """Calls in flight: PyTorch decomposes some calls on fake tensors into others."""
+    in_kernel = False
+
+
 class FakeStepMode(FakeTensorMode):
     """Fake tensor mode in which a step may read values: logging a loss must not end a sketch."""
 
     def __init__(self) -> None:
+        self._local = _InFlight()
         super().__init__(allow_non_fake_inputs=True)
+        self.threads = ScriptThreads()
         self.values = Values()
         self.assumptions = Assumptions()
         self._sparse = SparseTensors(self)
@@ -54,8 +66,6 @@ class FakeStepMode(FakeTensorMode):
         self.calls = 0
         """How many calls were made so far."""
         self._ragged = 0
-        self._depth = 0
-        """Calls in flight: PyTorch decomposes some calls on fake tensors into others."""
         self._copies: dict[int, tuple[torch.Tensor, FakeTensor]] = {}
         """Fake copies by id of the real tensor, which is referenced so that its id stays unique."""
 
@@ -68,15 +78,28 @@ class FakeStepMode(FakeTensorMode):
         self._ragged += 1
         return torch._C._get_nested_int(self._ragged, 1)
 
+    @property
+    def in_kernel_invocation(self) -> bool:
+        """Whether this thread is inside of a fake kernel, where PyTorch lets tensors be on the device meta."""
+        return self._local.in_kernel
+
+    @in_kernel_invocation.setter
+    def in_kernel_invocation(self, value: bool) -> None:
+        self._local.in_kernel = value
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         _refuse_a_real_gpu(kwargs or {})
-        self.calls += 1
+        with TURN:
+            self.calls += not self.threads.in_background(args)
+            return self._called(func, types, args, kwargs)
+
+    def _called(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         args, kwargs = self.given(func, args), self.given(func, kwargs)
         if (made := self._sparse.call(func, args, kwargs or {})) is not None:
             return made
         if func is torch.ops.aten._local_scalar_dense.default:
             return self._read(args[0])
-        self._depth += 1
+        self._local.depth += 1
         try:
             result = super().__torch_dispatch__(func, types, args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
@@ -90,10 +113,10 @@ class FakeStepMode(FakeTensorMode):
                 raise
             raise UnsupportedOperatorException(func) from error
         finally:
-            self._depth -= 1
+            self._local.depth -= 1
         if isinstance(result, FakeTensor) and result.layout != torch.strided:
             result = self._sparse.filled(args, result)
-        if isinstance(func, torch._ops.OpOverload) and result is not NotImplemented and not self._depth:
+        if isinstance(func, torch._ops.OpOverload) and result is not NotImplemented and not self._local.depth:
             if func in self.lift_fns and not isinstance(args[0], FakeTensor):
                 self._lifted(result, args[0])
             else:

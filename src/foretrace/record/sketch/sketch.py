@@ -159,7 +159,7 @@ class Pretence(NamedTuple):
         graph = watch.graph()
         graph.notes += [*self.fake_step.assumptions.notes(), *self.training.notes(graph, step)]
         graph.world, graph.rank = self.world, self.rank
-        graph.notes += self.compiled.notes + self.left_out.notes
+        graph.notes += self.compiled.notes + self.left_out.notes + self.fake_step.threads.notes()
         if self.world > 1 and any(TABLE_CALLS.match(op.name) for op in graph.ops):
             graph.notes.append(OWN_TABLES.format(self.rank))
         if self.compiled.wants_programs:
@@ -193,6 +193,9 @@ def pretending(device: str | None, world: int | None, rank: int, compile: str | 
             fake_step.assumes_arrays = True
             left_out = stack.enter_context(eager_code_on_cuda())
             gpu = stack.enter_context(pretended_cuda(fake_step.copied))
+        pretended = (gpu.functions, gpu.follower) if gpu is not None else (None, None)
+        functions, follower = (list(filter(None, (mode,))) for mode in pretended)
+        stack.enter_context(fake_step.threads.on_fake_tensors([fake_step, *follower], functions))
         compiled = stack.enter_context(compiled_regions(gpu, compile, called_before))
         group = None
         if world is not None:
