@@ -31,7 +31,7 @@ MASK_ALIGNMENT = 8
 """In elements, of the rows of a mask that the memory-efficient attention is given."""
 MAX_CUDNN_BATCH = {True: 880801, False: 65535}
 """Largest batch that cuDNN's batch norm takes, in training and in evaluation."""
-MAX_FRAMES = 20
+MAX_FRAMES = 40
 """Between a call and the Python function of PyTorch that makes it."""
 
 
