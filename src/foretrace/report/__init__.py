@@ -27,7 +27,7 @@ def show(result: Document, format: Format = "tables", html: Path | None = None, 
 
         print(as_json(result))
     elif format == "csv":
-        from foretrace.report.csv import as_csv
+        from foretrace.report.json import as_csv
 
         print(as_csv(result), end="")
     else:

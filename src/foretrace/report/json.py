@@ -1,8 +1,11 @@
-"""JSON of results: written from their `to_dict`, and read back into the typed records."""
+"""JSON and CSV of results: written from their `to_dict`; JSON is read back into the typed records."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
+from collections.abc import Iterator
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
 from types import UnionType
@@ -124,3 +127,46 @@ def _value(value: Any, kind: Any) -> Any:
     elif isinstance(outer, type) and isinstance(value, outer):
         return value
     raise ValueError(value)
+
+
+def as_csv(document: Document) -> str:
+    """The tables of a result, which are the lists of records in its JSON; several have a line with its name each.
+
+    >>> class Curve:
+    ...     def to_dict(self): return {"scaling": [{"world": 1, "step_ms": 2.5}, {"world": 8}], "notes": ["a"]}
+    >>> print(as_csv(Curve()).replace("\\r", ""))
+    step_ms,world
+    2.5,1
+    ,8
+    <BLANKLINE>
+    """
+    whole = tidy(document.to_dict())
+    found = list(_tables(whole)) or [("", [{key: value for key, value in whole.items() if not _is_nested(value)}])]
+    text = io.StringIO()
+    for number, (name, rows) in enumerate(found):
+        if len(found) > 1:
+            text.write(f"{chr(10) if number else ''}# {name}\n")
+        columns = list(dict.fromkeys(key for row in rows for key in row))
+        writer = csv.DictWriter(text, columns)
+        writer.writeheader()
+        writer.writerows({key: _cell(value) for key, value in row.items()} for row in rows)
+    return text.getvalue()
+
+
+def _tables(fields: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    for name, value in fields.items():
+        if isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
+            yield f"{prefix}{name}", value
+        elif isinstance(value, dict):
+            yield from _tables(value, f"{prefix}{name}.")
+
+
+def _is_nested(value: Any) -> bool:
+    return isinstance(value, (dict, list))
+
+
+def _cell(value: Any) -> Any:
+    """A value as a cell: texts that a spreadsheet would compute are kept from it."""
+    if _is_nested(value):
+        return json.dumps(value)
+    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@") else value
