@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 
 from foretrace.report.formatting import bytes_, ms
-from foretrace.report.sharding import PlacedTable, plan_blocks, plan_facts, plan_report, sharding_page
+from foretrace.report.sharding import plan_blocks, plan_facts, sharding_page
+from foretrace.sharding.plan import PlacedTable
 from foretrace.sharding.planner import shard
 from foretrace.sharding.tables import Table
 from tests.narrowing import present
@@ -20,7 +21,7 @@ HOSTILE = "<script>alert(1)</script>"
 @pytest.fixture(scope="module")
 def plan():
     tables = [Table(f"table {number}{HOSTILE}", 1000 * (number + 1), 64, 4.0) for number in range(6)]
-    return plan_report(shard(tables, 2, on="h200", seconds=0.2))
+    return shard(tables, 2, on="h200", seconds=0.2).report()
 
 
 def said(plan, name):

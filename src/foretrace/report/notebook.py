@@ -123,9 +123,9 @@ def _scaling(curve: Scaling) -> Summary:
 
 
 def _sharding(sharding: Sharding) -> Summary:
-    from foretrace.report.sharding import plan_facts, plan_report, plan_title
+    from foretrace.report.sharding import plan_facts, plan_title
 
-    plan = plan_report(sharding)
+    plan = sharding.report()
     slowest = sorted(plan.ranks, key=lambda rank: -rank.lookup_ms)[:TABLE_ROWS]
     return Summary(
         plan_title(plan),

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 
 from foretrace.report.formatting import UNKNOWN, bytes_, ms, percent, plural, signed
-from foretrace.report.json import decode
 from foretrace.report.terminal import Blocks, Fact, bar, fact_lines, note_lines, table
+from foretrace.sharding.plan import SAME
 
 if TYPE_CHECKING:
     from foretrace.report.pages.page import Chart, Page
-    from foretrace.sharding.plan import Sharding
+    from foretrace.sharding.plan import PlanReport, Sharding
 
 KINDS = {
     "table_wise": "whole",
@@ -38,8 +37,6 @@ KERNELS = {
     "single": "a call for each table",
     "tbe": "FBGEMM's batched kernels",
 }
-SAME = 1e-3
-"""Share below which two plans count as equally fast."""
 TABLES_LISTED = 3000
 """Tables that the page lists."""
 RANKS_NAMED = 12
@@ -48,105 +45,9 @@ NEAR_BUDGET = 0.4
 """Share of its memory budget from which on a rank's memory is drawn with the budget."""
 
 
-@dataclass(slots=True)
-class RankLoad:
-    """Lookups, traffic and memory of one rank."""
-
-    rank: int
-    tables: int
-    forward_ms: float
-    backward_ms: float
-    lookup_ms: float
-    sent_bytes: float
-    memory_bytes: float
-
-
-@dataclass(slots=True)
-class Alternative:
-    """The plan of a heuristic."""
-
-    name: str
-    step_ms: float
-    slower: float
-    balance: float
-    fits: bool
-
-
-@dataclass(slots=True)
-class PlanLimits:
-    """What limits a plan: the largest part of the step, and how even the ranks are."""
-
-    what: str
-    share: float
-    slowest_rank: int
-    balance: float
-    fullest_rank: int
-    memory_share: float
-
-
-@dataclass(slots=True)
-class PlacedTable:
-    """How a table is sharded, and which ranks hold its shards."""
-
-    kind: str
-    ranks: list[int]
-
-
-@dataclass(slots=True)
-class TableCost:
-    """How large a table is, and what it adds to the lookups of each rank that holds a shard of it."""
-
-    rows: int
-    dim: int
-    bytes: int
-    lookup_ms: float
-
-
-@dataclass
-class PlanReport:
-    """The documented fields of ``foretrace shard --json``, of a plan at hand or read from a file."""
-
-    source: str
-    platform: str
-    fabric: str | None
-    kernels: str
-    world: int
-    sent_as: str
-    tables: int
-    room_bytes: float
-    step_ms: float
-    low_ms: float
-    high_ms: float
-    summed_ms: float
-    lookup_ms: float
-    exchange_ms: dict[str, float]
-    dense_ms: float
-    limits: PlanLimits
-    plan: dict[str, PlacedTable]
-    ways: dict[str, int]
-    ranks: list[RankLoad]
-    alternatives: list[Alternative]
-    seconds: float
-    gap: float | None = None
-    notes: list[str] = field(default_factory=list)
-    hot_rows_ms: float = 0.0
-    """Part of ``lookup_ms`` that no rank shows: hot rows of row-wise tables, on a rank that is not known."""
-    table_costs: dict[str, TableCost] = field(default_factory=dict)
-
-    @property
-    def has_hot_rows(self) -> bool:
-        """Whether they take a share of the lookups that shows."""
-        return self.hot_rows_ms >= SAME * self.lookup_ms > 0
-
-
-def plan_report(sharding: Sharding) -> PlanReport:
-    """The report of a plan at hand."""
-    return decode(PlanReport, sharding.to_dict())
-
-
 def sharding_blocks(sharding: Sharding, top: int | None) -> Blocks:
     """What a plan takes, its ranks and tables, and how the heuristics compare."""
-    return plan_blocks(plan_report(sharding), top)
+    return plan_blocks(sharding.report(), top)
 
 
 def plan_blocks(plan: PlanReport, top: int | None) -> Blocks:

@@ -6,7 +6,7 @@ import json
 import zlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 VERSION = 1
 MAX_PLAN_BYTES = 512 << 20
 """A million tables, each on a hundred ranks, take less."""
+SAME = 1e-3
+"""Share below which two times of plans count as equal."""
 
 
 class Placement(NamedTuple):
@@ -112,9 +114,103 @@ class StepTime(NamedTuple):
     high_ms: float
 
 
+@dataclass(slots=True)
+class RankLoad:
+    """Lookups, traffic and memory of one rank."""
+
+    rank: int
+    tables: int
+    forward_ms: float
+    backward_ms: float
+    lookup_ms: float
+    sent_bytes: float
+    memory_bytes: float
+
+
+@dataclass(slots=True)
+class Alternative:
+    """The plan of a heuristic."""
+
+    name: str
+    step_ms: float
+    slower: float
+    balance: float
+    fits: bool
+
+
+@dataclass(slots=True)
+class PlanLimits:
+    """What limits a plan: the largest part of the step, and how even the ranks are."""
+
+    what: str
+    share: float
+    slowest_rank: int
+    balance: float
+    fullest_rank: int
+    memory_share: float
+
+
+@dataclass(slots=True)
+class PlacedTable:
+    """How a table is sharded, and which ranks hold its shards."""
+
+    kind: str
+    ranks: list[int]
+
+
+@dataclass(slots=True)
+class TableCost:
+    """How large a table is, and what it adds to the lookups of each rank that holds a shard of it."""
+
+    rows: int
+    dim: int
+    bytes: int
+    lookup_ms: float
+
+
+@dataclass
+class PlanReport:
+    """The documented fields of ``foretrace shard --json`` (docs/shard.md); old files lack those with defaults."""
+
+    source: str
+    platform: str
+    fabric: str | None
+    kernels: str
+    world: int
+    sent_as: str
+    tables: int
+    room_bytes: float
+    step_ms: float
+    low_ms: float
+    high_ms: float
+    summed_ms: float
+    lookup_ms: float
+    exchange_ms: dict[str, float]
+    dense_ms: float
+    limits: PlanLimits
+    plan: dict[str, PlacedTable]
+    ways: dict[str, int]
+    ranks: list[RankLoad]
+    alternatives: list[Alternative]
+    seconds: float
+    gap: float | None = None
+    notes: list[str] = field(default_factory=list)
+    hot_rows_ms: float = 0.0
+    """Part of ``lookup_ms`` that no rank shows: hot rows of row-wise tables, on a rank that is not known."""
+    table_costs: dict[str, TableCost] = field(default_factory=dict)
+    ranks_per_node: int = 0
+    batch: int = 0
+    table_bytes: int = 0
+
+    @property
+    def has_hot_rows(self) -> bool:
+        """Whether they take a share of the lookups that shows."""
+        return self.hot_rows_ms >= SAME * self.lookup_ms > 0
+
+
 @dataclass
 class Sharding:
-    """A plan for tables on a platform. Fields and units of `to_dict` are documented in docs/shard.md."""
+    """A plan for tables on a platform, and what the search knows of it."""
 
     source: str
     platform: str
@@ -160,81 +256,82 @@ class Sharding:
         return ft.as_html(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields, for JSON."""
-        return {
-            "source": self.source,
-            "platform": self.platform,
-            "fabric": self.fabric,
-            "kernels": self.kernels,
-            "world": self.ranks.world,
-            "ranks_per_node": self.ranks.per_node,
-            "batch": self.ranks.batch,
-            "sent_as": self.ranks.sent_as,
-            "tables": len(self.tables),
-            "table_bytes": sum(table.nbytes for table in self.tables),
-            "room_bytes": self.hbm_budget,
-            "step_ms": self.step.step_ms,
-            "low_ms": self.step.low_ms,
-            "high_ms": self.step.high_ms,
-            "summed_ms": self.estimate.step / 1e3,
-            "lookup_ms": self.estimate.slowest / 1e3,
-            "hot_rows_ms": self.estimate.hot_rows / 1e3,
-            "exchange_ms": {what: us / 1e3 for what, us in self.estimate.communication.items()},
-            "dense_ms": self.dense_ms,
-            "limits": self.limits(),
-            "plan": plan_fields(self.plan, self.tables),
-            "table_costs": self._table_costs(),
-            "ways": dict(Counter(placement.kind for placement in self.plan)),
-            "ranks": [self._rank(rank) for rank in range(self.ranks.world)],
-            "alternatives": self._alternatives(),
-            "seconds": self.seconds,
-            "gap": self.gap,
-            "notes": self.notes,
-        }
+        """The fields of its JSON."""
+        return asdict(self.report())
 
-    def _table_costs(self) -> dict[str, Any]:
-        """The size of each table, and what it costs each rank that holds a shard of it."""
-        return {
-            table.name: {"rows": table.rows, "dim": table.dim, "bytes": table.nbytes, "lookup_ms": float(us) / 1e3}
-            for table, us in zip(self.tables, self.shard_us)
-        }
+    def report(self) -> PlanReport:
+        """The plan with what it takes, in the units of the documented fields."""
+        estimate, step = self.estimate, self.step
+        return PlanReport(
+            source=self.source,
+            platform=self.platform,
+            fabric=self.fabric,
+            kernels=self.kernels,
+            world=self.ranks.world,
+            ranks_per_node=self.ranks.per_node,
+            batch=self.ranks.batch,
+            sent_as=self.ranks.sent_as,
+            tables=len(self.tables),
+            table_bytes=sum(table.nbytes for table in self.tables),
+            room_bytes=self.hbm_budget,
+            step_ms=step.step_ms,
+            low_ms=step.low_ms,
+            high_ms=step.high_ms,
+            summed_ms=estimate.step / 1e3,
+            lookup_ms=estimate.slowest / 1e3,
+            hot_rows_ms=estimate.hot_rows / 1e3,
+            exchange_ms={what: us / 1e3 for what, us in estimate.communication.items()},
+            dense_ms=self.dense_ms,
+            limits=self.limits(),
+            plan={t.name: PlacedTable(p.kind, list(p.ranks)) for t, p in zip(self.tables, self.plan)},
+            table_costs={
+                table.name: TableCost(table.rows, table.dim, table.nbytes, float(us) / 1e3)
+                for table, us in zip(self.tables, self.shard_us)
+            },
+            ways=dict(Counter(placement.kind for placement in self.plan)),
+            ranks=[self._rank_load(rank) for rank in range(self.ranks.world)],
+            alternatives=self._alternatives(),
+            seconds=self.seconds,
+            gap=self.gap,
+            notes=self.notes,
+        )
 
-    def limits(self) -> dict[str, Any]:
+    def limits(self) -> PlanLimits:
         """The largest part of the step, the balance of the ranks' lookups, and the fullest rank."""
         communication = sum(self.estimate.communication.values())
         parts = {"lookups": self.estimate.slowest, "exchange": communication, "dense": self.dense_ms * 1e3}
         what = max(parts, key=lambda name: parts[name])
-        return {
-            "what": what,
-            "share": min(1.0, parts[what] / (self.step_ms * 1e3)) if self.step_ms else 0.0,
-            "slowest_rank": int(self.estimate.lookups.argmax()),
-            "balance": self.estimate.balance,
-            "fullest_rank": int(self.estimate.memory.argmax()),
-            "memory_share": float(self.estimate.memory.max()) / self.hbm_budget,
-        }
+        return PlanLimits(
+            what=what,
+            share=min(1.0, parts[what] / (self.step_ms * 1e3)) if self.step_ms else 0.0,
+            slowest_rank=int(self.estimate.lookups.argmax()),
+            balance=self.estimate.balance,
+            fullest_rank=int(self.estimate.memory.argmax()),
+            memory_share=float(self.estimate.memory.max()) / self.hbm_budget,
+        )
 
-    def _rank(self, rank: int) -> dict[str, Any]:
-        return {
-            "rank": rank,
-            "tables": sum(rank in placement.ranks for placement in self.plan),
-            "forward_ms": float(self.estimate.forward[rank]) / 1e3,
-            "backward_ms": float(self.estimate.backward[rank]) / 1e3,
-            "lookup_ms": float(self.estimate.lookups[rank]) / 1e3,
-            "sent_bytes": float(self.estimate.sent[rank]),
-            "memory_bytes": float(self.estimate.memory[rank]),
-        }
+    def _rank_load(self, rank: int) -> RankLoad:
+        return RankLoad(
+            rank=rank,
+            tables=sum(rank in placement.ranks for placement in self.plan),
+            forward_ms=float(self.estimate.forward[rank]) / 1e3,
+            backward_ms=float(self.estimate.backward[rank]) / 1e3,
+            lookup_ms=float(self.estimate.lookups[rank]) / 1e3,
+            sent_bytes=float(self.estimate.sent[rank]),
+            memory_bytes=float(self.estimate.memory[rank]),
+        )
 
-    def _alternatives(self) -> list[dict[str, Any]]:
+    def _alternatives(self) -> list[Alternative]:
         """The heuristics' plans, longer than this plan by the difference of both sums."""
         longer = {name: (other.step - self.estimate.step) / 1e3 for name, other in self.heuristics.items()}
-        rows: list[dict[str, Any]] = [
-            {
-                "name": name,
-                "step_ms": self.step_ms + longer[name],
-                "slower": longer[name] / self.step_ms if self.step_ms else 0.0,
-                "balance": other.balance,
-                "fits": bool(np.all(other.memory <= self.hbm_budget)),
-            }
+        rows = [
+            Alternative(
+                name=name,
+                step_ms=self.step_ms + longer[name],
+                slower=longer[name] / self.step_ms if self.step_ms else 0.0,
+                balance=other.balance,
+                fits=bool(np.all(other.memory <= self.hbm_budget)),
+            )
             for name, other in self.heuristics.items()
         ]
-        return sorted(rows, key=lambda row: row["step_ms"])
+        return sorted(rows, key=lambda row: row.step_ms)

@@ -19,7 +19,8 @@ from foretrace.report.json import FieldError, decode
 from foretrace.report.pages.comparisons import comparison_page, scaling_page, sweep_page
 from foretrace.report.pages.page import Page
 from foretrace.report.pages.step import step_page
-from foretrace.report.sharding import PlanReport, sharding_page
+from foretrace.report.sharding import sharding_page
+from foretrace.sharding.plan import PlanReport
 from foretrace.ui.folder import DOCUMENT, MAX_DOCUMENT_BYTES, MAX_ITEMS
 from foretrace.whatif.points import Sweep
 

@@ -38,9 +38,9 @@ def page_of(result: Any) -> Page:
 
             return sweep_page(result)
         case "Sharding":
-            from foretrace.report.sharding import plan_report, sharding_page
+            from foretrace.report.sharding import sharding_page
 
-            return sharding_page(plan_report(result))
+            return sharding_page(result.report())
         case "FleetSummary":
             from foretrace.report.fleet import fleet_page
 
