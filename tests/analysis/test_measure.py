@@ -17,7 +17,7 @@ FIELDS = {
     "device_span_ms", "wait_ms", "transfer_ms", "collectives", "stragglers", "overlap", "critical_path_ms",
     "critical_path", "critical_path_ranks", "overheads", "ranks", "by_op", "by_family", "by_phase", "by_module",
     "queue_depth", "peak_memory_bytes", "attributed", "launched_before_ms", "notes", "plain", "slowdown", "bound",
-    "idle", "idle_causes", "straggler_gain_ms",
+    "idle", "idle_causes", "straggler_gain_ms", "iterations",
 }  # fmt: skip
 """Of `foretrace show --json`, as docs/show.md lists them."""
 

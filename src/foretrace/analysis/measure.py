@@ -24,6 +24,7 @@ from foretrace.analysis.critical_path import summarize_path
 from foretrace.analysis.dependencies import measured_tasks
 from foretrace.analysis.host_time import Segments, busy_ms, host_overheads, host_segments
 from foretrace.analysis.idle import host_limits, idle_rows, lost_ms, mean_idle, step_window
+from foretrace.analysis.iterations import iteration_row, with_step
 from foretrace.analysis.report import (
     CollectiveRow,
     QueueDepth,
@@ -71,7 +72,7 @@ def measure_step(job: Job | Graph, step: str | None = None) -> StepReport:
     >>> report.step_ms, report.overheads["T1"].ms, report.critical_path_ms
     (1.5, 0.1, 1.5)
     """
-    job = Job([job]) if isinstance(job, Graph) else job
+    job = with_step(Job([job]) if isinstance(job, Graph) else job, step)
     name = chosen_step(job, step)
     cuts = [cut_to_step(graph, name) for graph in job.graphs]
     graphs, with_earlier = [cut for cut, _ in cuts], [whole for _, whole in cuts]
@@ -86,6 +87,7 @@ def measure_step(job: Job | Graph, step: str | None = None) -> StepReport:
         missing=job.missing,
         step=name,
         steps=len(job.graphs[0].steps) if job.graphs else 0,
+        iterations=iteration_row(job),
         ranks=_rank_reports(job, graphs, segments, collectives, name),
         device_span_ms=device_span(graphs),
         critical_path_ms=summary.ms,

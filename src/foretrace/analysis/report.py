@@ -208,6 +208,16 @@ class RankReport:
         return self.device_active_ms > 0 or self.device_idle_ms > 0
 
 
+@dataclass(frozen=True, slots=True)
+class IterationRow:
+    """What comes again and again in a trace that marks no steps."""
+
+    name: str
+    count: int
+    ms: float
+    """From one to the next, the median."""
+
+
 @dataclass(slots=True)
 class Unprofiled:
     """Medians over the steps that a recording timed with nothing attached."""
@@ -239,6 +249,8 @@ class StepReport(NotebookDocument):
     """Name of the measured step; None where the source marks no steps, and all of it is shown."""
     steps: int = 0
     """How many steps the source holds."""
+    iterations: IterationRow | None = None
+    """What comes again in a source that marks no steps, all of which is taken as one."""
     step_ms: float = 0.0
     """Measured: of the slowest rank. Predicted: with a device sync at its end, from the first rank's start to the
     last rank's end."""

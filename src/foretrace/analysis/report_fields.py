@@ -8,7 +8,7 @@ from foretrace.analysis.report import StepReport, idle_by_cause
 
 PREDICTED = (
     "source", "platform", "fabric", "stack", "world", "step_ms", "step_ms_back_to_back", "span_ms", "profiling_ms",
-    "samples", "low_ms", "high_ms", "device_active_ms", "device_idle_ms", "device_span_ms", "idle_causes",
+    "iterations", "samples", "low_ms", "high_ms", "device_active_ms", "device_idle_ms", "device_span_ms", "idle_causes",
     "kernel_ms", "kernels", "exposed_communication_ms", "hidden_communication_ms", "peak_memory_bytes",
     "memory_bytes", "fits", "tflops", "reserved_memory_bytes", "memory_by_kind", "memory_verdict",
     "memory_margin_bytes", "to_fit", "carried", "bound", "tflops_per_second", "mfu", "gigabytes", "gbps", "power_w",
@@ -18,8 +18,8 @@ PREDICTED = (
 )  # fmt: skip
 """Fields of a predicted step's JSON that are those of the report."""
 MEASURED = (
-    "source", "world", "missing", "step", "steps", "device_span_ms", "transfer_ms", "collectives", "stragglers",
-    "straggler_gain_ms",
+    "source", "world", "missing", "step", "steps", "iterations", "device_span_ms", "transfer_ms", "collectives",
+    "stragglers", "straggler_gain_ms",
     "critical_path_ms", "critical_path", "critical_path_ranks", "overheads", "by_op", "by_family", "by_phase",
     "by_module", "queue_depth", "attributed", "notes", "bound", "idle", "idle_causes",
 )  # fmt: skip

@@ -10,6 +10,7 @@ import numpy as np
 from foretrace.analysis.breakdown import kernel_family, kernels_in
 from foretrace.analysis.host_time import busy_ms, host_segments
 from foretrace.analysis.idle import host_limits, idle_rows, lost_ms
+from foretrace.analysis.iterations import with_iterations
 from foretrace.analysis.report import NotebookDocument, bound_by, idle_by_cause, plain, unrecorded_ms
 from foretrace.errors import ForetraceError
 from foretrace.graph import Graph, Job
@@ -70,6 +71,7 @@ def list_steps(job: Job) -> StepList:
     A step is its device's work, by kernel family, exposed communication, and what the device idles for, by cause and
     name; where a slow one has more of something than the median over all steps, or less, that is what differs.
     """
+    job = job if any(graph.steps for graph in job.graphs) else with_iterations(job)
     names = [span.name for span in job.graphs[0].steps] if job.graphs else []
     names = [name for name in names if all(any(s.name == name for s in graph.steps) for graph in job.graphs)]
     if not names or not all(graph.has_times for graph in job.graphs):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from foretrace.analysis.collective_matching import seen_by_all
+from foretrace.analysis.iterations import with_step
 from foretrace.analysis.measure import forget_unknown_limits
 from foretrace.analysis.report import OWN_MACHINE, StepReport
 from foretrace.errors import ForetraceError
@@ -77,7 +78,7 @@ def predict_on_own_machine(
     """
     overrides = overrides or RankOverrides()
     overrides.check(job.world)
-    job = with_own_graphs(job, overrides)
+    job = with_own_graphs(with_step(job, step), overrides)
     if measured is None and len(job.graphs) == 1 and not job.alike and fabric is None:
         job = replace(job, graphs=[replace(job.graphs[0], collectives=[])])
     ranks, notes = measured_ranks(job, step, drop_gaps)
@@ -179,7 +180,7 @@ def predict_on_platform(
     True
     """
     overrides = overrides or RankOverrides()
-    job = Job([what], what.source) if isinstance(what, Graph) else what
+    job = with_step(Job([what], what.source) if isinstance(what, Graph) else what, step)
     overrides.check(job.world)
     given = with_own_graphs(job, overrides), kernels, step, overrides, gpus_per_node, drop_gaps
     report, limit = _predicted(platform, *given), platform.device.power_limit_w

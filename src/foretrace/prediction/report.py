@@ -23,6 +23,7 @@ from foretrace.analysis.critical_path import hot_ops, summarize_path
 from foretrace.analysis.dependencies import without_host_collective_kernels
 from foretrace.analysis.host_time import host_overheads
 from foretrace.analysis.idle import idle_rows, mean_idle
+from foretrace.analysis.iterations import iteration_row
 from foretrace.analysis.measure import devices_without_record
 from foretrace.analysis.report import RankReport, StepReport, Workings, bound_by, idle_by_cause
 from foretrace.cost_models.kernels.pricing import MODEL
@@ -60,6 +61,7 @@ def build_report(job: Job, done: SimulatedJob, device: Device | None) -> StepRep
         source=job.source,
         world=job.world,
         platform="",
+        iterations=iteration_row(job),
         step_ms=step_ms,
         device_span_ms=device_span(graphs),
         kernel_ms=float(np.mean([rank.kernel_ms for rank in have])),

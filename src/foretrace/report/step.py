@@ -31,6 +31,7 @@ from foretrace.report.formatting import (
     ms_range,
     percent,
     plural,
+    printable,
     rate,
     short_name,
 )
@@ -69,7 +70,7 @@ OUTSIDE_OPS = 0.05
 """Share of a measured step without any op, from which on it is said how long that is."""
 FELT = 1.01
 """Times as long as in a burst: steps that are slower by less are said to keep their time."""
-FAMILIES_NAMED = 3
+FAMILIES_NAMED, NAME_SHOWN = 3, 60
 COSTS_NOTHING = 0.01
 """Share of the step under which a gain is not worth a word."""
 
@@ -125,11 +126,21 @@ def step_facts(report: StepReport) -> list[Fact]:
     return list(_predicted_facts(report) if report.predicted else _measured_facts(report))
 
 
+def _iteration_facts(report: StepReport) -> Iterator[Fact]:
+    """That a trace without step marks holds many iterations, all of which are taken as one step."""
+    if report.iterations is not None:
+        each, name = report.iterations, printable(report.iterations.name)
+        named = name if len(name) <= NAME_SHOWN else f"{name[: NAME_SHOWN - 1]}…"
+        about = f"of {named}, {ms(each.ms)} ms apart: none is marked as a step, and all of the trace is taken as one"
+        yield "holds", f"{each.count:,}", about
+
+
 def _predicted_facts(report: StepReport) -> Iterator[Fact]:
     likely = f"80 %: {ms(report.low_ms)} – {ms(report.high_ms)}"
     before = sum(rank.launched_before_ms for rank in report.ranks) / max(len(report.ranks), 1)
     other = f"; {ms(before)} ms of it for what was launched before" if before > OUTSIDE_OPS * report.step_ms else ""
     yield "step", f"{ms(report.step_ms)} ms", f"({likely}) {_predicted_limit(report)}{other}"
+    yield from _iteration_facts(report)
     yield from _other_step_facts(report)
     if report.carried:
         largest, spent = report.carried[0], sum(row.ms for row in report.carried)
@@ -227,6 +238,7 @@ def _measured_facts(report: StepReport) -> Iterator[Fact]:
         yield "step", ms_range(rank.step_ms for rank in ranks), _measured_limit(report)
     else:
         yield "step", "unknown", "the trace has no times: add the profiler trace of the same step"
+    yield from _iteration_facts(report)
     if unprofiled and unprofiled.synced_ms:
         ahead = f", {ms(unprofiled.back_to_back_ms)} ms back to back" if unprofiled.back_to_back_ms else ""
         overhead = report.profiling_overhead

@@ -1,0 +1,84 @@
+"""Iterations of traces that mark no steps."""
+
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from foretrace.analysis.iterations import find_iterations
+from foretrace.analysis.measure import measure_step
+from foretrace.analysis.steps import list_steps
+from foretrace.formats.kineto import read_kineto
+from foretrace.graph import ForetraceError, Graph, Job
+from foretrace.prediction.predict import predict_on_own_machine
+from foretrace.report.step import step_facts
+from tests.narrowing import present
+from tests.traces import Trace
+
+
+def serving(folder: Path, name: str = "step[DECODE bs={0}]", cat: str = "user_annotation", count: int = 5) -> Graph:
+    """A server that decodes, without a profiler's step, 1 ms after another."""
+    trace = Trace()
+    for number in range(count):
+        begin = trace.now
+        with trace.op("scheduler.py(7): get_next_batch", "python_function"):
+            trace.now += 200
+        with trace.op(name.format(number), cat) if name else nullcontext():
+            for layer in range(4):
+                with trace.op(f"layer_{layer}", "user_annotation"), trace.op("aten::mm"):
+                    trace.launch("gemm", us=100)
+                    trace.now += 50
+        trace.now = begin + 1_000
+    return read_kineto(trace.write(folder / "trace.json"))
+
+
+@pytest.mark.parametrize(
+    ("name", "cat", "shown"),
+    [
+        ("step[DECODE bs={0}]", "user_annotation", "step[DECODE bs=#]"),
+        ("execute_model", "user_annotation", "execute_model"),
+        ("execute_context_1(sq{0})_generation_0", "user_annotation", "execute_context_#(sq#)_generation_#"),
+        ("gpu_model_runner.py(1640): execute_model", "python_function", "gpu_model_runner.py(1640): execute_model"),
+    ],
+)
+def test_what_comes_again_and_launches_the_work_is_an_iteration(
+    name: str, cat: str, shown: str, tmp_path: Path
+) -> None:
+    graph = serving(tmp_path, name, cat)
+    report = measure_step(graph)
+    row = present(report.iterations)
+    assert (row.name, row.count, row.ms) == (shown, 5, pytest.approx(1.0, rel=0.01))
+    assert report.step is None and report.step_ms > 4
+    (fact,) = [fact for fact in step_facts(report) if fact[0] == "holds"]
+    assert fact[1:] == (
+        "5",
+        f"of {shown}, 1.00 ms apart: none is marked as a step, and all of the trace is taken as one",
+    )
+    assert predict_on_own_machine(Job([graph])).iterations == row
+
+
+def test_iterations_are_listed_and_shown_like_steps(tmp_path: Path) -> None:
+    job = Job([serving(tmp_path)])
+    listed = list_steps(job)
+    assert [row.step for row in listed.steps] == [f"step[DECODE bs=#] {n}" for n in range(4)], (
+        "the last has no next one"
+    )
+    assert listed.median_ms == pytest.approx(1.0, rel=0.01)
+    one = measure_step(job, "step[DECODE bs=#] 2")
+    assert (one.steps, one.step_ms, one.ranks[0].device_active_ms) == (4, pytest.approx(1.0, 0.01), pytest.approx(0.4))
+
+
+def test_what_launches_a_part_of_the_work_or_comes_once_is_none(tmp_path: Path) -> None:
+    assert find_iterations(serving(tmp_path, name="")) is None
+    assert find_iterations(serving(tmp_path, count=1)) is None
+    with pytest.raises(ForetraceError, match="marks no steps"):
+        list_steps(Job([serving(tmp_path, name="")]))
+
+
+def test_marked_steps_are_the_steps(tmp_path: Path) -> None:
+    trace = Trace()
+    for number in range(2):
+        with trace.step(number), trace.op("forward", "user_annotation"), trace.op("aten::mm"):
+            trace.launch("gemm")
+    report = measure_step(read_kineto(trace.write(tmp_path / "trace.json")))
+    assert report.iterations is None and report.steps == 2
