@@ -80,6 +80,16 @@ def test_halves_that_cannot_hold_each_other_become_whole_floats():
     assert [instance(Tensor, copy.args[0]).dtype for copy in copies] == ["float32", "float32"]
 
 
+@pytest.mark.parametrize(("name", "plain"), [("aten::baddbmm", "aten::bmm"), ("aten::addmm", "aten::mm")])
+def test_a_product_whose_sum_counts_for_nothing_does_not_read_it(name: str, plain: str):
+    shape = (4, 64, 64) if plain == "aten::bmm" else (64, 64)
+    added, a, b = (Tensor(shape, "float16", "cuda:0") for _ in range(3))
+    for op in (Op(name, (added, a, b), {"beta": 0.0, "alpha": 0.5}), Op(name, (added, a, b, 0, 1))):
+        assert [(part.name, len(part.tensors)) for part in parts_of(op)] == [(plain, 2)]
+    for op in (Op(name, (added, a, b)), Op(name, (added, a, b), {"beta": 0.5})):
+        assert parts_of(op) == (op,)
+
+
 def test_a_call_without_tensors_is_left_as_it_is():
     unknown = Op("aten::_safe_softmax")
     assert list(parts_of(unknown)) == [unknown]

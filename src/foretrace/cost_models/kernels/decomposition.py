@@ -38,6 +38,8 @@ INPUT_GRADIENT = re.compile("(?P<before>[empo<>]*)(D+|gr?|d)")
 """How the kernels of an input's gradient begin: layout changes, then the GEMM."""
 RESTORING = {">": "<", "<": ">", "p": "p<"}
 """Kernels that restore the layout of a result, by what changed the layout of the inputs before."""
+PLAIN_PRODUCTS = {"aten::addmm": "aten::mm", "aten::baddbmm": "aten::bmm"}
+"""Products with a sum, and the same without."""
 FILTER_FIRST = "conv_depthwise2d_grad_weight"
 """PyTorch's own kernel, with which the gradient of the filter comes before that of the input."""
 
@@ -139,6 +141,19 @@ def _encoder_layer(op: Op, source: Tensor) -> Sequence[Op]:
     return (*attention, add, norm, _linear(source, hidden), between, _linear(wide, width), add, norm)
 
 
+def _without_sum(op: Op, added: Tensor) -> Sequence[Op]:
+    """A product whose ``beta`` is zero: what would be added to it is not read.
+
+    >>> a = Tensor((2, 8, 4), "float16")
+    >>> [part.name for part in parts_of(Op("aten::baddbmm", (a, a, a), {"beta": 0.0, "alpha": 0.125}))]
+    ['aten::bmm']
+    """
+    beta = op.kwargs.get("beta", op.args[3] if len(op.args) > 3 else 1)
+    if isinstance(beta, Tensor) or beta != 0:
+        return (op,)
+    return (Op(PLAIN_PRODUCTS[op.name], op.args[1:3], overload="default", outputs=op.outputs),)
+
+
 def _linear(x: Tensor, made: int) -> Op:
     """A linear layer that makes so many features."""
     given = x.shape[-1]
@@ -151,6 +166,7 @@ _PARTS: dict[str, Callable[[Op, Tensor], Sequence[Op]]] = {"aten::_safe_softmax"
 _GPU_PARTS: dict[str, Callable[[Op, Tensor], Sequence[Op]]] = {
     "aten::convolution_backward": _gradients,
     "aten::cat": _mixed_concat,
+    **dict.fromkeys(PLAIN_PRODUCTS, _without_sum),
     "aten::_native_multi_head_attention": _self_attention,
     "aten::_transformer_encoder_layer_fwd": _encoder_layer,
 }
