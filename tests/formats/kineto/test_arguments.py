@@ -33,6 +33,14 @@ def test_tensors_have_shape_dtype_and_stride(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("kind", ["Int", "Double", "Bool", "Scalar"])
+def test_a_number_of_an_older_profiler_is_no_tensor(tmp_path: Path, kind: str) -> None:
+    fields = {"Input Dims": [[4, 8], [4, 8], []], "Input type": ["float", "float", kind]}
+    assert [value for value in op(tmp_path, **fields).args if isinstance(value, Tensor)] == [
+        Tensor((4, 8), "float32")
+    ] * 2
+
+
 def test_a_tensor_without_strides_among_others_that_have_them_is_sparse(tmp_path: Path) -> None:
     fields = {"Input Dims": [[100, 8], [100, 8]], "Input type": ["float", "float"], "Concrete Inputs": ["", ""]}
     into, gradient = (

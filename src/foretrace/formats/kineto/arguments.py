@@ -20,6 +20,8 @@ Signature = tuple[list[Any], list[Any], list[Any], list[Any]]
 """Shapes, types, strides and values of arguments; each list as long as in the trace."""
 ENUMERATED = {"aten::_to_copy": ("dtype", SCALAR_TYPES), "aten::clone": ("memory_format", MEMORY_FORMATS)}
 """Calls whose second argument is a number of an enumeration."""
+NUMBERS = ("Int", "Double", "Bool", "String")
+"""How profilers before PyTorch 1.10 name what is no tensor; the dtypes of tensors have their names in C++."""
 
 
 @dataclass
@@ -91,7 +93,7 @@ def _value(kind: Any, shape: Any, stride: Any, text: Any, has_values: bool) -> V
         return [_tensor(k, s, None) for k, s in zip(kind, shapes)]
     if kind == "TensorList":
         return [_tensor("", s, None) for s in shape] if isinstance(shape, list) else []
-    if kind in ("", "Scalar", "ScalarList", "GenericList"):
+    if kind in ("", "Scalar", "ScalarList", "GenericList") or (kind in NUMBERS and not shape):
         if kind and not has_values:
             return Constant("object", kind)
         return _scalar(text) if isinstance(text, str) else None
