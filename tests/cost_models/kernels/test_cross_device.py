@@ -76,6 +76,22 @@ def test_small_kernels_of_a_gpu_take_as_long_to_start_as_others_traces_of_it_sho
     assert us(addition(16), Platform.named("v100")) == pytest.approx(start * us(addition(16), H200), rel=0.1)
 
 
+def priced(op: Op, gpu: str, **settings: str | int | bool) -> tuple[float, float, float]:
+    """10th percentile, median and 90th percentile of a call on a GPU."""
+    graph = Graph(OpTable.of([op]), settings=settings)
+    costs = price_kernels(graph, np.zeros(1, np.int32), Platform.named(gpu))
+    return float(costs.low.sum()), float(costs.typical.sum()), float(costs.high.sum())
+
+
+@pytest.mark.parametrize("gpu", ["v100", "t4", "p100"])
+def test_the_setting_for_tf32_means_nothing_on_a_gpu_without_it(gpu: str):
+    image, weight = Tensor((32, 64, 56, 56), "float32", "cuda:0"), Tensor((64, 64, 3, 3), "float32", "cuda:0")
+    convolution = Op("aten::convolution", (image, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1))
+    for op in (product(2048, "float32"), convolution):
+        allowed = priced(op, gpu, matmul_precision="high", cudnn_tf32=True)
+        assert allowed == priced(op, gpu, matmul_precision="highest", cudnn_tf32=False)
+
+
 def test_more_memory_bandwidth_leaves_gemms_alone_and_speeds_up_copies():
     faster = H200.scaled(hbm=1.5)
     assert us(product(8192), faster) == pytest.approx(us(product(8192), H200), rel=0.01)

@@ -34,6 +34,8 @@ from foretrace.graph.tables import Floats
 from foretrace.platform.device import Device
 from foretrace.platform.platform import Platform
 
+TF32 = "tf32"
+"""In `Device.peak_tflops`: a GPU without it multiplies float32 as float32, whatever the settings allow."""
 MEASURED, MODEL, FALLBACK, EXTRAPOLATED = range(4)
 """Sources of a kernel's time; the last is a model asked about a call unlike those it was fitted on, or like those of
 which it often is far off."""
@@ -89,15 +91,16 @@ def price_kernels(graph: Graph, rows: NDArray[np.int32], platform: Platform) -> 
     calls = [ops[place] for place in working]
     ids = index_statistics(calls, known)
     device, scaling, models = platform.device, platform.cross_device, device_models(platform.models)
+    tf32 = graph.tf32 if not scaling or TF32 in device.peak_tflops else Tf32(gemms=False, convolutions=False)
     warm = l2_residency(calls, device.l2_mb * 1e6)
     pinned = _pinned_calls(graph, row_of, calls)
-    timed = _timed_calls(graph, rows, ops, platform)
+    timed = _timed_calls(graph, tf32, rows, ops, platform)
     timed = [timed[place] for place in working]
-    costs = price_calls(Calls(calls, ids, graph.tf32, warm, pinned), scaling.root if scaling else device, models, timed)
+    costs = price_calls(Calls(calls, ids, tf32, warm, pinned), scaling.root if scaling else device, models, timed)
     if scaling:
         from foretrace.cost_models.kernels.cross_device import ScaledCalls
 
-        costs = ScaledCalls(calls, ids, graph.tf32, warm, graph.cuda_runtime).scale(
+        costs = ScaledCalls(calls, ids, tf32, warm, graph.cuda_runtime).scale(
             costs, models.fallback.start_us, device, scaling
         )
     # A CPU does a call itself: there are no kernels whose names would tell more than the call's.
@@ -167,7 +170,7 @@ def _streams(name: str) -> bool:
 
 
 def _timed_calls(
-    graph: Graph, rows: NDArray[np.int32], ops: Sequence[Op], platform: Platform
+    graph: Graph, tf32: Tf32, rows: NDArray[np.int32], ops: Sequence[Op], platform: Platform
 ) -> list[TimedCall | None]:
     """The measured time of each call: in the step that was recorded on this very device, or in a calibration.
 
@@ -175,7 +178,7 @@ def _timed_calls(
     """
     place_of = {row: place for place, row in enumerate(rows.tolist())}
     known = [replace(found, op=place_of[found.op]) for found in graph.indices if found.op in place_of]
-    timed = device_models(platform.models).exact.of(ops, known, graph.tf32)
+    timed = device_models(platform.models).exact.of(ops, known, tf32)
     if not graph.recorded_kernels or platform.cross_device or graph.device != platform.device.matches:
         return timed
     recorded = [graph.recorded_kernels.get(signature(op)) for op in ops]
