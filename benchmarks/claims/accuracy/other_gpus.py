@@ -208,9 +208,11 @@ def write_constants(rows: Sequence[Row], table: Sequence[dict[str, Any]]) -> Non
         provenance=f"narrow: {NARROW.name}, {NARROW.measured.provenance}; energy_pj, other_maker, spread: {len(rows)} "
         f"times of whole models on {len({row.published for row in rows})} GPUs that NeuSight published "
         "(sitar-lab/NeuSight); start: the shorter kernels of two published V100 traces (a DLRM, a Megatron), and of "
-        "one of an MI300X; other_spread: by how much that one's kernels were off; other_attention, "
-        "other_attention_tile_us: attention of PyTorch on an MI300X, midiareshadi/attn-dsl-bench "
-        "(results/raw/sweep_v1.csv, MIT)",
+        "one of an MI300X; other_spread: by how much that one's kernels were off; start_spread: by how much the "
+        "shortest kernels of nine published traces of six GPUs are off; link_spread: copies to and from the host in "
+        "seven of them; table_spread: GEMMs of a Megatron trace (8 A100) and of three H100 traces against published "
+        "tables; other_attention, other_attention_tile_us: attention of PyTorch on an MI300X, "
+        "midiareshadi/attn-dsl-bench (results/raw/sweep_v1.csv, MIT)",
     )
     write(CONSTANTS, {key: float(f"{v:.3g}") if isinstance(v, float) else v for key, v in asdict(known).items()})
 

@@ -68,12 +68,18 @@ class CrossDeviceScaling:
     """Microseconds that a processor takes besides for each of attention's tiles of queries."""
     start: Positive = 1.0
     """How many times as long a kernel takes to start and end."""
+    start_spread: float = 0.0
+    """Standard deviation of the logarithm of `start`."""
+    link_spread: float = 0.0
+    """The same of copies to and from the host: others share the link, and hosts differ."""
     spread: float = 0.15
     """Standard deviation of the logarithm of a time that is scaled by a factor of two or more."""
     least_spread: float = 0.0
     """The same of a time that stays as it is."""
     ratios: Path | None = None
     """Folder of ratios to `root` that were fitted on published tables; they come before what descriptions say."""
+    table_spread: float = 0.0
+    """Standard deviation of the logarithm of a time by these, on other machines than the table's."""
     ratio_gemm: Positive = 1.0
     """The `gemm` at which the ratios hold: another one changes them too."""
     base: CrossDeviceScaling | None = None
@@ -112,6 +118,8 @@ class CrossDeviceScaling:
             attention=1.0 if same_maker else known.other_attention,
             attention_tile_us=0.0 if same_maker else known.other_attention_tile_us,
             start=device.measured.start or clocks * (known.start if same_maker else known.other_start),
+            start_spread=known.start_spread,
+            link_spread=known.link_spread,
             spread=known.spread if same_maker else known.other_spread,
         )
 
@@ -140,6 +148,13 @@ class CrossDeviceConstants:
     """How many times as long attention takes on another maker's GPU as the rate of its GEMMs says."""
     other_attention_tile_us: float = 0.0
     """Microseconds that a processor of another maker's GPU takes besides for each of attention's tiles of queries."""
+    start_spread: Positive = 0.37
+    """Standard deviation of the logarithm of `start`."""
+    link_spread: Positive = 0.6
+    """The same of copies to and from the host."""
+    table_spread: Positive = 0.08
+    """Standard deviation of the logarithm of a time by a published table, on other machines than the table's, with
+    libraries and clocks of their own."""
     neighbour_spread: Positive = 0.1
     """Standard deviation of the logarithm of a time that is taken from a GPU just like it; `spread` comes on top."""
 
@@ -221,7 +236,12 @@ def scaling_to(device: Device, measured: Platform, ratios: Path | None = None) -
         # Traces of other machines show longer starts than the calibrated one, also on its own chip.
         start = index.start * CrossDeviceConstants.shipped().start if device.maker == source.maker else plain.start
         own = replace(
-            plain, start=start, ratios=folder, ratio_gemm=plain.gemm, least_spread=_neighbour_spread(source, device)
+            plain,
+            start=start,
+            ratios=folder,
+            ratio_gemm=plain.gemm,
+            table_spread=CrossDeviceConstants.shipped().table_spread,
+            least_spread=_neighbour_spread(source, device),
         )
         other = nearest_with_tables(device, source, besides=set(index.kinds))
         if other is None:

@@ -83,6 +83,25 @@ def priced(op: Op, gpu: str, **settings: str | int | bool) -> tuple[float, float
     return float(costs.low.sum()), float(costs.typical.sum()), float(costs.high.sum())
 
 
+@pytest.mark.parametrize("gpu", ["v100", "a100", "h100"])
+def test_short_kernels_have_the_range_of_what_drivers_and_profilers_make_of_their_start(gpu: str):
+    low, typical, high = priced(addition(16), gpu)
+    assert low < typical / 1.4
+    assert high > 1.4 * typical
+
+
+def test_copies_to_a_host_that_was_not_measured_have_a_wide_range():
+    here, there = Tensor((2**24,), "float32", "cuda:0"), Tensor((2**24,), "float32", "cpu")
+    _, typical, high = priced(Op("aten::copy_", (here, there, True), overload="default"), "a100")
+    assert high > 2 * typical, "GPUs may share the link"
+
+
+def test_gemms_of_a_published_table_may_be_off_on_other_machines():
+    low, typical, high = priced(product(4096), "a100")
+    assert low < 0.92 * typical
+    assert high > 1.08 * typical
+
+
 @pytest.mark.parametrize("gpu", ["v100", "t4", "p100"])
 def test_the_setting_for_tf32_means_nothing_on_a_gpu_without_it(gpu: str):
     image, weight = Tensor((32, 64, 56, 56), "float32", "cuda:0"), Tensor((64, 64, 3, 3), "float32", "cuda:0")

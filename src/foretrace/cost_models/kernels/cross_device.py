@@ -23,7 +23,7 @@ from foretrace.cost_models.kernels.ratios import OLDER, is_older_cublas, ratios_
 from foretrace.cost_models.kernels.roofline import LATENCY_US, Work, work_of
 from foretrace.graph import Graph, Indices, Op, Tf32
 from foretrace.graph.op import signature
-from foretrace.graph.tables import SIGMAS_TO_P90, Floats
+from foretrace.graph.tables import SIGMAS_TO_P90, Floats, Ints
 from foretrace.platform.device import Device
 from foretrace.platform.hypothetical import CrossDeviceScaling
 from foretrace.platform.platform import Platform
@@ -40,6 +40,7 @@ ATTENTION = "attention"
 """In the names of calls that a library of attention serves."""
 CUDA_CORE_DTYPES = ("float32", "float64")
 """Dtypes that Tensor Cores do not multiply, or are not given."""
+TRANSFERS = FAMILIES["transfers"]
 TENSOR_CORE_OPS = frozenset(op for name in TENSOR_CORE_FAMILIES for op in FAMILIES[name].ops)
 
 
@@ -122,9 +123,21 @@ class ScaledCalls:
         work = np.bincount(costs.op, np.maximum(costs.typical - start_us, 0.0), len(self.ops)).astype(np.float64)
         factor = scale_factors(self.ops, work, self.ids, self.tf32, self.warm, device, scaling)[costs.op]
         low, typical, high = (scaled_us(us, factor, start_us, scaling) for us in (costs.low, costs.typical, costs.high))
-        wider = np.exp(SIGMAS_TO_P90 * scaling_spread(factor, scaling))
+        spread = scaling_spread(factor, scaling)
+        if not scaling.base:  # whose times have it already
+            spread = np.hypot(spread, self._machine_spread(costs.op, typical, start_us * scaling.start, scaling))
+        wider = np.exp(SIGMAS_TO_P90 * spread)
         scaled = replace(costs, low=low / wider, typical=typical, high=high * wider)
-        return self._by_ratios(scaled, measured, device, scaling) if scaling.ratios else scaled
+        if not scaling.ratios:
+            return scaled
+        return self._by_ratios(scaled, measured, start_us * scaling.start, device, scaling)
+
+    def _machine_spread(self, op: Ints, us: Floats, start_us: float, scaling: CrossDeviceScaling) -> Floats:
+        """Standard deviation of the logarithm of kernels' times by drivers and hosts: of their start, which takes so
+        long, and of the link to the host."""
+        started = np.minimum(1.0, start_us / us)
+        copied = np.array([each.name in TRANSFERS.ops and TRANSFERS.matches(each) for each in self.ops], np.bool_)
+        return np.asarray(np.hypot(scaling.start_spread * started, scaling.link_spread * copied[op]))
 
     def _with_own_attention(
         self, costs: KernelCosts, start_us: float, device: Device, scaling: CrossDeviceScaling
@@ -138,7 +151,7 @@ class ScaledCalls:
         return replace(other, **us)
 
     def _by_ratios(
-        self, scaled: KernelCosts, costs: KernelCosts, device: Device, scaling: CrossDeviceScaling
+        self, scaled: KernelCosts, costs: KernelCosts, start_us: float, device: Device, scaling: CrossDeviceScaling
     ) -> KernelCosts:
         """Calls that published tables know: their times on the calibrated device, times the ratio."""
         assert scaling.ratios
@@ -149,9 +162,13 @@ class ScaledCalls:
         rows = np.flatnonzero(number[costs.op] >= 0)
         which, us = number[costs.op[rows]], costs.typical[rows]
         result = replace(scaled, **{name: getattr(scaled, name).copy() for name in ("low", "typical", "high")})
-        result.typical[rows] = us * known.ratio[which] * kept
-        result.low[rows] = result.typical[rows] * np.minimum(costs.low[rows] / us, np.exp(known.low[which]))
-        result.high[rows] = result.typical[rows] * np.maximum(costs.high[rows] / us, np.exp(known.high[which]))
+        typical = us * known.ratio[which] * kept
+        machine = self._machine_spread(costs.op[rows], typical, start_us, scaling)
+        besides = SIGMAS_TO_P90 * np.hypot(scaling.table_spread, machine)
+        low, high = (np.exp(np.hypot(logs[which], besides)) for logs in (known.low, known.high))
+        result.typical[rows] = typical
+        result.low[rows] = typical * np.minimum(costs.low[rows] / us, 1 / low)
+        result.high[rows] = typical * np.maximum(costs.high[rows] / us, high)
         return result
 
 
