@@ -1,16 +1,24 @@
-"""Claim: the kernels of an H100 are predicted within 10 % on average by what an H200 tells, the step's device time too.
+"""Claim: the kernels of an H100 are predicted within 10 % on average by what an H200 tells, the step's device time too,
+and those of all GPUs lie in their ranges for 80 % of their time.
 
 Published profiler traces of single ranks: every call whose shapes and dtypes its trace has, or lets deduce, is priced
 on the GPU's platform and held against its kernels; so much of the device time is known. Calls whose kernels shared the
 device with those of other streams for most of their time (a quarter of the DLRMs' calls) are left out: how long these
 take depends on the others, and the simulation has that, not the price. By family: share of the device time, sum
-predicted over sum measured, and the mean error of calls. The mean over a trace is weighted by time. Traces of other
-GPUs stand below, with no limit: their software is years older than the H200's (an A100 in 2022 rounded float32 products
-to tf32 unasked, and their profiler makes short kernels longer), and nothing of the MI300X was fitted on its trace but
-how short its kernels get and how wide its range is; its attention is scaled by what others published. Copies from the
-host are those of a GPU alone on its link, which GPUs of such jobs share. GEMMs of the H100 are priced by published
-tables of it, of older cuBLAS where the trace's is older; no constant was fitted on these traces, but for how long
-kernels take to start, which was set by hand with all of them in sight; that of the V100 is fitted on another trace.
+predicted over sum measured, the mean error of calls, and the share of their time in calls that lie between the 10th
+and the 90th percentile. The mean over a trace is weighted by time. Traces of GPUs other than the H100 have no limit on
+their errors. What most are off by is not the GPU but its software:
+
+- H100, PyTorch of CUDA 12.4: softmax of rows that are not aligned (most of what OWLv2 is off), `embedding` and `cat`
+  have been written anew since, GEMMs are of an older cuBLAS than its newest table.
+- DLRM on A100 and V100 (2022): the shortest kernels take 3 to 4 us, where other traces of the same GPUs have 1 to 2;
+  and copies from the host run at 6 to 10 GB/s, half of what a GPU alone on its link reaches, or less.
+- ResNet-50 on a V100 (2021): batch norms of an older cuDNN take a third longer.
+
+No constant was fitted on these traces, but for how long kernels take to start, and how wide ranges of short kernels,
+of copies from the host and of GEMMs by tables are, with all of them in sight; that of the V100 is fitted on the DLRM of
+eight ranks. GEMMs of the H100 and the A100 are priced by published tables of them, of older cuBLAS where the trace's is
+older; attention of the MI300X by what others published.
 
     python -m benchmarks.claims.accuracy.other_gpu_kernels
 """
@@ -23,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.lib.process import shared
 from benchmarks.lib.table import keep
@@ -37,14 +46,20 @@ from foretrace.platform.platform import Platform
 
 MEAN = 10.0
 """Percent: the time-weighted error of an H100's kernels, and how far their sum is off."""
+HELD = 80.0
+"""Percent of the time of all traces, each counted alike, in calls that lie in their ranges."""
 TRACES = {
-    "h100_qwen_0.5b.kineto.json.gz": "h100",
-    "h100_bert_small.kineto.json.gz": "h100",
-    "mi300_qwen_0.5b.kineto.json.gz": "mi300x",
-    "a100_dlrm_one_of_8.kineto.json.gz": "a100-40gb",
-    "v100_dlrm_one_of_2.kineto.json.gz": "v100",
+    "h100_qwen_0.5b": ("single_rank/h100_qwen_0.5b.kineto.json.gz", "h100"),
+    "h100_bert_small": ("single_rank/h100_bert_small.kineto.json.gz", "h100"),
+    "h100_owlv2": ("wild/h100_owlv2.json.gz", "h100"),
+    "mi300_qwen_0.5b": ("single_rank/mi300_qwen_0.5b.kineto.json.gz", "mi300x"),
+    "a100_megatron_one_of_8": ("megatron_tp8_8xA100/rank1.kineto.json.gz", "a100"),
+    "a100_dlrm_one_of_8": ("single_rank/a100_dlrm_one_of_8.kineto.json.gz", "a100-40gb"),
+    "v100_dlrm_one_of_2": ("single_rank/v100_dlrm_one_of_2.kineto.json.gz", "v100"),
+    "v100_dlrm_one_of_8": ("dlrm_8xV100/rank0.kineto.json.gz", "v100"),
+    "v100_resnet50": ("wild/kineto_resnet50_workers0.pt.trace.json.gz", "v100"),
 }
-"""And what each ran on."""
+"""Their files, and what each ran on."""
 WITHOUT_STRIDES = ("matrix", "elementwise", "reductions", "norms", "joins", "transfers")
 """Families whose calls are mostly dense: shapes will do."""
 ALONE = 0.5
@@ -57,6 +72,12 @@ class Calls:
 
     measured: Floats
     predicted: Floats
+    held: NDArray[np.bool_]
+    """Whether they lie in their ranges."""
+
+    def of(self, rows: NDArray[np.bool_]) -> Calls:
+        """Some of them."""
+        return Calls(self.measured[rows], self.predicted[rows], self.held[rows])
 
     def words(self) -> dict[str, Any]:
         """How far the calls are off."""
@@ -66,6 +87,7 @@ class Calls:
             "measured ms": round(float(self.measured.sum()) / 1e3, 3),
             "sum off %": round(100 * float(self.predicted.sum() / self.measured.sum() - 1), 1),
             "mean error %": round(100 * float(np.average(off, weights=self.measured)), 1),
+            "held %": round(100 * float(np.average(self.held, weights=self.measured))),
         }
 
 
@@ -108,31 +130,37 @@ def by_family(path: Path, on: str) -> tuple[dict[str, Calls], float]:
     ours = (kernels.op >= 0) & (kernels.kind != COLLECTIVE)
     measured = np.bincount(kernels.op[ours], (kernels.end - kernels.start)[ours], count)
     costs = price_kernels(calls, np.arange(count, dtype=np.int32), Platform.named(on))
-    predicted = np.bincount(costs.op, costs.typical, count)
+    low, predicted, high = (np.bincount(costs.op, us, count) for us in (costs.low, costs.typical, costs.high))
     told = np.array([is_told(op) for op in calls.ops]) & (measured > 0) & (predicted > 0)
     told &= np.bincount(kernels.op[ours], overlapped_us(kernels)[ours], count) <= ALONE * measured
     names = np.array([family.name if (family := family_of(op)) else "" for op in calls.ops])
-    found = {name: told & (names == name) for name in sorted(set(names[told].tolist()))}
-    groups = {name: Calls(measured[rows], predicted[rows]) for name, rows in found.items()}
-    groups["all"] = Calls(measured[told], predicted[told])
+    every = Calls(measured, predicted, (low <= measured) & (measured <= high))
+    groups = {name: every.of(told & (names == name)) for name in sorted(set(names[told].tolist()))}
+    groups["all"] = every.of(told)
     return groups, float(measured[told].sum() / measured.sum())
 
 
 def main() -> int:
-    folder, rows = shared("public/single_rank"), []
-    for name, on in TRACES.items():
-        groups, told = by_family(folder / name, on)
+    folder, rows = shared("public"), []
+    for trace, (path, on) in TRACES.items():
+        groups, told = by_family(folder / path, on)
         for family, calls in sorted(groups.items(), key=lambda one: -one[1].measured.sum()):
             share = float(100 * told * calls.measured.sum() / groups["all"].measured.sum())
-            trace = name.removesuffix(".kineto.json.gz")
             rows.append({"trace": trace, "on": on, "family": family, "told %": round(share, 1), **calls.words()})
-    keep("other_gpu_kernels", rows)
-    kernels = [row for row in rows if row["on"] == "h100" and row["family"] == "all"]
-    ms = [row["measured ms"] for row in kernels]
-    mean = float(np.average([row["mean error %"] for row in kernels], weights=ms))
-    whole = float(np.average([row["sum off %"] for row in kernels], weights=ms))
-    print(f"H100: calls {mean:.1f} % off on average, weighted by time; their sum {whole:+.1f} %")
-    return max(mean, abs(whole)) > MEAN
+    traces = [row for row in rows if row["family"] == "all"]
+    kernels = [row for row in traces if row["on"] == "h100"]
+    mean, whole = (
+        float(np.average([row[name] for row in kernels], weights=[row["measured ms"] for row in kernels]))
+        for name in ("mean error %", "sum off %")
+    )
+    held = float(np.mean([row["held %"] for row in traces]))
+    bias = float(np.mean([row["sum off %"] for row in traces]))
+    missed = [f"calls of an H100 are {mean:.1f} % off ({MEAN:.0f} %), their sum {whole:+.1f} %"] * (
+        max(mean, abs(whole)) > MEAN
+    ) + [f"{held:.0f} % of the time is in its range ({HELD:.0f} %)"] * (held < HELD)
+    keep("other_gpu_kernels", rows, verdict=f"Does not hold: {'; '.join(missed)}" if missed else None)
+    print(f"all traces: {held:.0f} % of the time in ranges; sums {bias:+.1f} % off on average")
+    return bool(missed)
 
 
 if __name__ == "__main__":
