@@ -74,6 +74,12 @@ def test_a_device_is_found_by_what_the_driver_calls_it():
         ("AMD Instinct MI300X VF", "mi300x"),
         ("NVIDIA GeForce RTX 4090", "rtx-4090"),
         ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000"),
+        ("NVIDIA RTX 6000 Ada Generation", "rtx-ada-6000"),
+        ("NVIDIA A10", "a10"),
+        ("NVIDIA A10G", "a10g"),
+        ("NVIDIA H100 NVL", "h100-nvl"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA GB10", "gb10"),
         ("GPU of 304 processors and 192 GiB", "mi300x"),
         ("AMD Radeon Graphics of 110 processors and 64 GiB", "mi250x"),
     ],
@@ -83,7 +89,7 @@ def test_the_model_of_a_device_is_told_by_its_driver_or_by_its_size(driver_name,
 
 
 @pytest.mark.parametrize(
-    "driver_name", ["NVIDIA GeForce RTX 3090", "NVIDIA RTX A6000", "ARTEMIS", "", "GPU of 7 processors and 1 GiB"]
+    "driver_name", ["NVIDIA GeForce RTX 3060", "NVIDIA RTX A4500", "Quadro RTX 6000", "ARTEMIS", "", "GPU of 7 processors and 1 GiB"]
 )
 def test_a_model_that_is_not_described_is_not_taken_for_another_of_its_maker(driver_name):
     assert Device.closest(driver_name) is None

@@ -150,8 +150,8 @@ class Device:
     def closest(cls, driver_name: str) -> Device | None:
         """The shipped device with this driver name, or another of that model: with more memory, or other links.
 
-        >>> Device.closest("Tesla V100-SXM2-16GB").name, Device.closest("NVIDIA A100-PG509-200").name
-        ('v100', 'a100-40gb')
+        >>> Device.closest("AMD Instinct MI300X VF").name, Device.closest("NVIDIA A100-PG509-200").name
+        ('mi300x', 'a100-40gb')
         """
         tokens = {*_tokens(driver_name)}
         alike = [device for device in map(cls.read, sorted(DEVICES.glob("*.json"))) if device.may_be(driver_name)]
