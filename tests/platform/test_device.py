@@ -89,7 +89,8 @@ def test_the_model_of_a_device_is_told_by_its_driver_or_by_its_size(driver_name,
 
 
 @pytest.mark.parametrize(
-    "driver_name", ["NVIDIA GeForce RTX 3060", "NVIDIA RTX A4500", "Quadro RTX 6000", "ARTEMIS", "", "GPU of 7 processors and 1 GiB"]
+    "driver_name",
+    ["NVIDIA GeForce RTX 3060", "NVIDIA RTX A4500", "Quadro RTX 6000", "ARTEMIS", "", "GPU of 7 processors and 1 GiB"],
 )
 def test_a_model_that_is_not_described_is_not_taken_for_another_of_its_maker(driver_name):
     assert Device.closest(driver_name) is None

@@ -5,7 +5,9 @@ keeps it (`python -m benchmarks.fit.make_ratios` makes it anew): 16-bit GEMMs 6 
 grouped GEMMs 12 %; the range must hold 75 % or more. Then GPUs that are taken to have no tables: their calls by their
 description and the nearest other GPU, as the product chooses it, against their table. GEMMs of 16-bit floats must be
 predicted within 12 %, and their range must hold 80 %. Calls of other kinds, an L40S, and a B200 without the GB200 that
-has the same chip, since no GPU like them is left, have no limit; but their range must hold 75 % or more, too.
+has the same chip, since no GPU like them is left, have no limit; but their range must hold 75 % or more, too. Grouped
+GEMMs of the B200's table are of other kernels (TensorRT-LLM's and CUTLASS's) than the H200's (Triton's): a description
+of the GPU tells nothing of that, which is most of the error where it is left out.
 
     python -m benchmarks.claims.accuracy.published_tables
 """

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 import foretrace as ft
 from foretrace.cost_models.kernels.cross_device import CallRoofline, achieved_rates, scale_factors, scaling_notes
 from foretrace.cost_models.kernels.pricing import price_kernels
-from foretrace.cost_models.kernels.ratios import attention
+from foretrace.cost_models.kernels.ratios import attention, grouped_linear
 from foretrace.graph import Graph, Op, OpTable, Storage, Tensor, Tf32
 from foretrace.platform.device import Device
 from foretrace.platform.hypothetical import CrossDeviceScaling
@@ -100,6 +101,14 @@ def test_gemms_of_a_published_table_may_be_off_on_other_machines():
     low, typical, high = priced(product(4096), "a100")
     assert low < 0.92 * typical
     assert high > 1.08 * typical
+
+
+@pytest.mark.parametrize("gpu", ["l40s", "b200", "h100"])
+@pytest.mark.parametrize("rows", [2, 16, 4096])
+def test_grouped_gemms_by_tables_take_as_long_as_the_weights_of_their_experts_take_to_read(gpu: str, rows: int):
+    op = grouped_linear(rows, 8, 2048, 2048)
+    used = 8 * (1 - math.exp(-rows / 8))
+    assert priced(op, gpu)[1] > 0.999 * used * 2 * 2048**2 / Device.named(gpu).memory_gbps / 1e3
 
 
 @pytest.mark.parametrize("gpu", ["v100", "t4", "p100"])

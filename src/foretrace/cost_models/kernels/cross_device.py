@@ -163,6 +163,8 @@ class ScaledCalls:
         which, us = number[costs.op[rows]], costs.typical[rows]
         result = replace(scaled, **{name: getattr(scaled, name).copy() for name in ("low", "typical", "high")})
         typical = us * known.ratio[which] * kept
+        whole = np.bincount(costs.op[rows], typical, len(self.ops))[known.place]
+        typical *= np.maximum(1.0, self._least_us(known.place.tolist(), device) / whole)[which]
         machine = self._machine_spread(costs.op[rows], typical, start_us, scaling)
         besides = SIGMAS_TO_P90 * np.hypot(scaling.table_spread, machine)
         low, high = (np.exp(np.hypot(logs[which], besides)) for logs in (known.low, known.high))
@@ -170,6 +172,11 @@ class ScaledCalls:
         result.low[rows] = typical * np.minimum(costs.low[rows] / us, 1 / low)
         result.high[rows] = typical * np.maximum(costs.high[rows] / us, high)
         return result
+
+    def _least_us(self, places: Sequence[int], device: Device) -> Floats:
+        """What some calls take at least on a device; 0 where the rooflines that models know tell all of it."""
+        works = ((family := family_of(self.ops[place])) and family.least_work(self.ops[place]) for place in places)
+        return np.array([work.us(device) if work else 0.0 for work in works])
 
 
 def scale_factors(
