@@ -16,7 +16,7 @@ import gzip
 import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,8 @@ FEW = 0.1
 """Share of a table's rows that least absolute errors bear."""
 REST = 0.1
 """Quantile of a table's watts that is taken for those at rest: GEMMs of some microseconds in `idle_rows`."""
+LEAST = 0.02
+"""Quantile that is taken for those of a GPU that idles."""
 TILE = 128
 """Rows and columns of the part of a product that an SM does."""
 Floats = NDArray[np.float64]
@@ -89,6 +91,43 @@ def steady(table: Sizes) -> Sizes:
     idle = idle_rows(table)
     kept = {size: found for size, found in table.items() if size[0] not in idle}
     return kept if len(kept) < (1 - FEW) * len(table) else table
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the watts of `idle_rows` were read: while the GPU waited for the next GEMM for a part of the time."""
+
+    rows: set[int]
+    gap_us: float
+    """GEMMs that take as long are half of the time."""
+    sharpness: float
+    """How fast that share grows with their time."""
+    idle_w: float
+
+    @classmethod
+    def of(cls, table: Sizes, sizes: Sequence[Size], watts: Floats, us: Floats) -> Sampling:
+        """Fitted on the joules of some of a table's rows, by what they draw and take where the GPU is busy."""
+        idle_w = float(np.quantile([watts for _, watts in table.values()], LEAST))
+        measured = np.array([np.prod(table[size]) for size in sizes])
+        idle = idle_rows(table)
+        where = np.array([size[0] in idle for size in sizes])
+
+        def sampling(logs: Floats) -> Sampling:
+            gap_us, sharpness = np.exp(logs).tolist()
+            return cls(idle, gap_us, sharpness, idle_w)
+
+        def off(logs: Floats) -> float:
+            joules = sampling(logs).read_w(sizes, watts, us) * us
+            return float(np.abs(np.log(joules / measured))[where].mean())
+
+        found = np.log([20.0, 1.2])
+        return sampling(minimize(off, found, method="Nelder-Mead").x if where.any() else found)
+
+    def read_w(self, sizes: Sequence[Size], watts: Floats, us: Floats) -> Floats:
+        """What a table says of GEMMs that draw so much while they run."""
+        busy = 1 / (1 + (self.gap_us / us) ** self.sharpness)
+        where = np.array([size[0] in self.rows for size in sizes])
+        return np.asarray(np.where(where, self.idle_w + busy * (watts - self.idle_w), watts))
 
 
 def split(table: Sizes, count: int) -> tuple[list[Size], list[Size]]:
