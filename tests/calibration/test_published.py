@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from foretrace.calibration.fabric import import_collectives, published_tables
-from foretrace.calibration.published import import_tables, priced_us
-from foretrace.calibration.published_tables import read_published
-from foretrace.cost_models.kernels.ratios import linear
+from foretrace.calibration.published import _baseline, import_tables, priced_us
+from foretrace.calibration.published_tables import PublishedTime, read_published
+from foretrace.cost_models.kernels.ratios import grouped_linear, linear
 from foretrace.errors import ForetraceError
 from foretrace.platform.platform import Platform
 from foretrace.platform.registry import find_fabric, load_platform
@@ -94,6 +94,25 @@ def test_a_table_that_lacks_something_is_refused(tmp_path, h200_us, head, name, 
     tables = write_table(tmp_path / "tables", h200_us, name, head)
     with pytest.raises(ForetraceError, match=said):
         import_tables(tables, "aiconfigurator", None, tmp_path / "mine")
+
+
+@pytest.mark.parametrize("source", ["aiconfigurator", "xla", "vidur"])
+def test_a_folder_without_a_row_of_what_was_named_says_so(tmp_path, source):
+    (tmp_path / "gemm_bf16_h100_sxm_mine-1.0.csv").write_text("m,n,k,latency_ms\n")
+    with pytest.raises(ForetraceError, match=f"holds no row of {source}'s tables"):
+        import_tables(tmp_path, source, None, tmp_path / "mine")
+
+
+def test_a_ratio_of_times_of_kernels_with_other_names_says_so():
+    ops = [grouped_linear(8 * rows, 8, 256, 256) for rows in range(1, 121)]
+    mine, same, other = (
+        [PublishedTime("b200", "grouped", op, 400.0, "v-1", (8, 256), f"line {row}", kernels)
+         for row, op in enumerate(ops)]
+        for kernels in ("trtllm", "trtllm", "triton")
+    )  # fmt: skip
+    modelled = np.ones(len(ops))
+    assert _baseline(mine, same, modelled, "h200")[1] == "the same harness on h200"
+    assert _baseline(mine, other, modelled, "h200")[1].endswith("on h200, where its kernels have other names")
 
 
 def test_a_number_that_is_none_is_said_with_its_row(tmp_path, h200_us):

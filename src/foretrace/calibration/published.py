@@ -81,13 +81,11 @@ def import_tables(
     if gpu is None:
         others = [name for name in found if name != REFERENCE] or found
         if len(others) != 1:
-            raise ForetraceError(
-                f"{folder} has tables of {', '.join(found) or 'no GPU'}", "Name one of them: --gpu h100."
-            )
+            raise ForetraceError(f"{folder} has tables of {', '.join(found)}", f"Name one of them: --gpu {found[0]}.")
         gpu = others[0]
     if gpu not in found:
         here = sorted({row.gpu for row in read_published(folder, source)})
-        raise ForetraceError(f"{folder} has no table of {gpu}", f"It has tables of {', '.join(here) or 'no GPU'}.")
+        raise ForetraceError(f"{folder} has no table of {gpu}", f"It has tables of {', '.join(here)}.")
     device = Device.named(gpu)
     imported = Imported()
     ratios = out / "ratios"
@@ -251,7 +249,8 @@ def _baseline(
     off = float(np.median(np.abs(np.log(theirs[both] / modelled[both]))))
     if off <= SAME_HARNESS:
         return modelled, f"kernel models of {name}, which its table agrees with ({off:.0%})"
-    return theirs, f"the same harness on {name}"
+    ran, ran_there = ({row.kernels for row in some} for some in (rows, others))
+    return theirs, f"the same harness on {name}{', where its kernels have other names' * ran.isdisjoint(ran_there)}"
 
 
 def priced_us(ops: Sequence[Op], platform: Platform) -> Floats:

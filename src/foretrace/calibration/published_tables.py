@@ -44,6 +44,8 @@ class PublishedTime(NamedTuple):
     """Sizes of the layer's weights, which rows for more tokens have in common."""
     where: str
     """File and line."""
+    kernels: str = ""
+    """Whose kernels ran, where the table says so."""
 
 
 def read_published(folder: Path, source: str, gpus: set[str] | None = None) -> list[PublishedTime]:
@@ -60,10 +62,15 @@ def read_published(folder: Path, source: str, gpus: set[str] | None = None) -> l
             found += (row for row in READERS[source](path, gpus) if gpus is None or row.gpu in gpus)
         except _MissingColumnError as error:
             raise ForetraceError(
-                f"{path} has no column {error.args[0]!r}", f"Is it a table of {source}? Its columns are named in docs."
+                f"{path} has no column {error.args[0]!r}",
+                f"Is it a table of {source}? docs/calibrate.md names its columns.",
             ) from None
     if not paths:
         raise ForetraceError(f"{folder} holds no tables", "They are files that end in .csv, .csv.gz or .txt.")
+    if not found and gpus is None:
+        raise ForetraceError(
+            f"{folder} holds no row of {source}'s tables", "docs/calibrate.md names its files and their columns."
+        )
     return found
 
 
@@ -75,10 +82,11 @@ def device_name(name: str, where: str) -> str:
     """
     found = _device_name(name)
     if found is None:
-        known = sorted(path.stem for path in DEVICES.glob("*.json"))
-        near = get_close_matches(name.lower(), known, n=1)
+        near = get_close_matches(name.lower(), sorted(path.stem for path in DEVICES.glob("*.json")), n=1)
         meant = f"Did you mean {near[0]}? " if near else ""
-        raise ForetraceError(f"{where}: no GPU is called {name!r}", f"{meant}Known are: {', '.join(known)}.")
+        raise ForetraceError(
+            f"{where}: no GPU is called {name!r}", f"{meant}`foretrace platform list` shows those that are known."
+        )
     return found
 
 
@@ -195,7 +203,7 @@ def _aiconfigurator_experts(row: Row, gpu: str, us: float, harness: str, where: 
     op = grouped_linear(rows, max(1, experts // spread), 2 * max(1, inter // split), hidden)
     skew = _text(row, "distribution")
     layer = (hidden, inter, topk, experts, split, spread)
-    return PublishedTime(gpu, "grouped", op, us, f"{harness} {skew}", layer, where)
+    return PublishedTime(gpu, "grouped", op, us, f"{harness} {skew}", layer, where, row.get("kernel_source") or "")
 
 
 _XLA_DTYPES = {"bf16xbf16->bf16": "bfloat16", "f8e4m3fnxf8e4m3fn->bf16": "float8_e4m3fn"}

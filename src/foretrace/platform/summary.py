@@ -17,7 +17,7 @@ from foretrace.files import read_bounded
 from foretrace.platform.device import Device
 from foretrace.platform.fabric import Fabric, fabrics
 from foretrace.platform.host import Host
-from foretrace.platform.hypothetical import RatioTable
+from foretrace.platform.hypothetical import RATIOS, RatioIndex, RatioTable, nearest_with_tables
 from foretrace.platform.platform import (
     ABOUT,
     DEVICE,
@@ -35,6 +35,7 @@ from foretrace.platform.platform import (
 from foretrace.platform.prior import PriorRecord
 from foretrace.platform.registry import (
     CPU,
+    REFERENCE,
     device_files,
     find_platform,
     is_described_only,
@@ -343,9 +344,19 @@ def _platform_entry(name: str, folder: Path) -> Fields:
 
 
 def device_entry(device: Device) -> Fields:
-    """A GPU by its description."""
+    """A GPU by its description, the kinds of calls that published tables of it tell, and where other times come from.
+
+    >>> entry = device_entry(Device.named("b300"))
+    >>> entry["tables"], entry["scaled_from"]
+    ([], 'b200')
+    """
     shown = ("name", "sms", "clock_mhz", "memory_gb", "memory_gbps", "l2_mb", "peak_tflops", "provenance")
-    return {name: getattr(device, name) for name in shown}
+    index, reference = RatioIndex.of(RATIOS / device.name), Device.named(REFERENCE)
+    return {
+        **{name: getattr(device, name) for name in shown},
+        "tables": list(index.kinds) if index else [],
+        "scaled_from": (reference if index else nearest_with_tables(device, reference) or reference).name,
+    }
 
 
 def fabric_entry(fabric: Fabric) -> Fields:

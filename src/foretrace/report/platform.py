@@ -30,7 +30,7 @@ def platform_blocks(summary: Document, top: int | None) -> Blocks:
     if fields["tables"]:
         yield _tables(fields["tables"])
     if fields["families"]:
-        yield _families(fields["families"])
+        yield _families(fields["families"], scaled=fields["carried_from"] is not None)
     if fields["host"]:
         yield _host(fields["host"], top)
     if fields["fabric"]:
@@ -113,7 +113,7 @@ def _rates(device: Fields) -> RenderableType:
     return table("Rates", ["<", "peak", "reached", "<", "share"], rows)
 
 
-def _families(families: Fields) -> RenderableType:
+def _families(families: Fields, scaled: bool) -> RenderableType:
     rows = [
         [
             name,
@@ -124,7 +124,10 @@ def _families(families: Fields) -> RenderableType:
         ]
         for name, f in families.items()
     ]
-    title = "Kernel models: errors on measurements that were held out, and where times of this platform come from"
+    whose = " of the GPU that was calibrated" if scaled else ""
+    title = (
+        f"Kernel models: errors on measurements{whose} that were held out, and where times of this platform come from"
+    )
     return table(title, ["<family", "<model", "measurements", "GMAE", "mean", "90th percentile", "<times"], rows)
 
 
@@ -176,11 +179,12 @@ def _device_list(found: list[Fields]) -> RenderableType:
     figures = ("sms", "clock_mhz", "memory_gb", "memory_gbps", "l2_mb")
     rates = ("float32", "float16")
     rows = [
-        [one["name"], *(figure(one[f]) for f in figures), *(figure(one["peak_tflops"].get(rate)) for rate in rates)]
+        [one["name"], *(figure(one[f]) for f in figures), *(figure(one["peak_tflops"].get(rate)) for rate in rates),
+         f"own tables, {one['scaled_from']}" if one["tables"] else one["scaled_from"]]
         for one in found
-    ]
-    heads = ["<name", "SMs", "MHz", "GB", "GB/s", "cache MB", *rates]
-    title = f"{plural(len(found), 'GPU')} by description, with kernel times scaled from h200; GEMMs in TFLOP/s"
+    ]  # fmt: skip
+    heads = ["<name", "SMs", "MHz", "GB", "GB/s", "cache MB", *rates, "<kernel times by"]
+    title = f"{plural(len(found), 'GPU')} by description, with kernel times scaled from others; GEMMs in TFLOP/s"
     return table(title, heads, rows)
 
 
