@@ -12,6 +12,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.autograd import Function
 from torch.autograd.graph import get_gradient_edge
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn import functional
 
 import dlrm
@@ -23,6 +26,7 @@ from foretrace.record.sketch.sketch import sketch
 from foretrace.simulation.caching_allocator import LARGE_SEGMENT
 from foretrace.transforms.parallel.parallelize import parallelize
 from tests.narrowing import present
+from tests.transforms.parallel.steps import exchanged, gpt_step
 from tests.transforms.parallel.test_experts import EXPERTS, TOKENS, WIDTH, Mixture, expert_parallel
 
 LIMIT = 0.01
@@ -141,8 +145,8 @@ def blocks_step(ways: int = 1, sequence: bool = False) -> Built:
 
 
 @cache
-def whole() -> Graph:
-    return sketch(blocks_step(), device="cuda")
+def whole(half: bool = False) -> Graph:
+    return sketch(half_step if half else blocks_step(), device="cuda")
 
 
 def stage_step(stage: int, stages: int, microbatches: int) -> Built:
@@ -191,6 +195,57 @@ def test_a_pipeline_stage_holds_its_own_weights_and_the_microbatches_in_flight(
 ) -> None:
     job = parallelize(whole(), pipeline=stages, microbatches=microbatches)
     assert_same_peak(job.graphs[stage], sketch(stage_step(stage, stages, microbatches), device="cuda"))
+
+
+def test_a_rank_with_shards_holds_what_an_fsdp2_rank_holds() -> None:
+    assert_same_peak(parallelize(gpt_step(), data=4, sharded=True).graphs[0], gpt_step(4, fsdp=True))
+
+
+def sharded_stage_step(stage: int, stages: int, replicas: int, microbatches: int, mixed: bool) -> Built:
+    """One stage of FSDP2 under 1F1B of `torch.distributed.pipelining`."""
+
+    def build() -> Callable[[], None]:
+        dtype, policy = (torch.bfloat16 if mixed else torch.float32), dict[str, Any]()
+        if mixed:
+            policy = {"mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.float32)}
+        mesh = init_device_mesh("cuda", (stages, replicas), mesh_dim_names=("pp", "dp"))
+        with torch.device("cuda"):
+            model = nn.Sequential(*(Block() for _ in range(BLOCKS // stages)))
+            given, target = torch.randn(BATCH, SEQ, DIM, dtype=dtype), torch.empty(BATCH)
+            shape = torch.empty(BATCH // microbatches, SEQ, DIM, dtype=dtype, requires_grad=True)
+        for part in (*model, model):
+            fully_shard(part, mesh=mesh["dp"], reshard_after_forward=False, **policy)
+        optimizer = torch.optim.AdamW(model.parameters())
+        shapes = {"input_args": (shape,), "output_args": (shape,), "group": mesh["pp"].get_group()}
+        part = PipelineStage(model, stage, stages, torch.device("cuda"), **shapes)
+        schedule = Schedule1F1B(part, microbatches, loss_fn=lambda made, _: made.square().mean(), scale_grads=False)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            first = (given,) if stage == 0 else ()
+            schedule.step(*first, target=target if stage == stages - 1 else None, return_outputs=False)
+            optimizer.step()
+
+        return step
+
+    return build
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize(("stages", "stage"), [(2, 0), (2, 1), (4, 2)])
+def test_a_stage_with_shards_holds_and_scatters_what_fsdp2_and_pytorchs_pipelines_do(
+    stages: int, stage: int, mixed: bool
+) -> None:
+    """In a sketch its first output, in a variable, outlives its backward."""
+    step, replicas, microbatches = whole(mixed), 8 // stages, 8
+    job = parallelize(step, replicas, 1, stages, microbatches=microbatches, sharded=True, mixed=mixed)
+    built = sharded_stage_step(stage, stages, replicas, microbatches, mixed)
+    theirs = sketch(built, device="cuda", world=8, rank=stage * replicas)
+    assert_same_peak(job.graphs[stage], theirs)
+    scattered = [
+        [one for one in exchanged(graph) if one[0] == "reduce_scatter"] for graph in (job.graphs[stage], theirs)
+    ]
+    assert scattered[0] == scattered[1]
 
 
 @pytest.mark.parametrize("sequence", [False, True])
@@ -266,7 +321,7 @@ def half_step() -> Callable[[], None]:
 
 
 def test_ranks_with_sharded_states_hold_buffers_of_weights_and_gradients_and_reserve_little_more() -> None:
-    ours = parallelize(sketch(half_step, device="cuda"), data=4, zero1=True, mixed=True).graphs[0]
+    ours = parallelize(whole(half=True), data=4, zero1=True, mixed=True).graphs[0]
     theirs = sketch(sharded_states_step(4), device="cuda", world=4)
     empty = sum(t.nbytes for op in ours.ops if op.name == "aten::detach" and op.phase == "backward"
                 for t in op.tensors if t.dtype == "bfloat16" and len(t.shape) == 2)  # fmt: skip

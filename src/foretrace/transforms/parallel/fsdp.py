@@ -4,8 +4,8 @@ The model is divided into units: its repeated blocks, and everything else (the r
 before it runs, in forward and again in backward, and freed after it; its gradients are reduced and scattered after its
 backward. In backward the next unit is prefetched while one runs; in forward the host runs ahead, with the same effect.
 
-Where weights stay gathered (``reshard_after_forward=False``, as in pipeline stages), each unit is gathered once, before
-it first runs, and its gradients are scattered once, after the last microbatch.
+In pipeline stages weights stay gathered (``reshard_after_forward=False``): each unit is gathered once, before it first
+runs, and gradients are scattered unit by unit when the last microbatch is done, as `torch.distributed.pipelining` does.
 
 In mixed precision (`MixedPrecisionPolicy`) the shards are float32: they are cast before they are gathered, and
 gradients are reduced in float32.
@@ -33,21 +33,21 @@ def shard_weights(
     group: ProcessGroup,
     units: Sequence[str] | None = None,
     mixed: bool = False,
-    stays: bool = False,
+    chunks: int = 0,
     excluded: Collection[int] = (),
 ) -> list[EditedCall]:
     """The calls of a step with its weights sharded over a group.
 
-    ``units`` are modules whose weights are gathered together, the repeated blocks if None. With ``stays``, a unit stays
-    gathered until its last backward. ``excluded`` are storages of weights, gradients and optimizer states that this
-    group does not shard.
+    ``units`` are modules whose weights are gathered together, the repeated blocks if None. For a pipeline stage,
+    ``chunks`` says how many groups of blocks it has, each of which stays gathered until its backward is done; else it
+    is 0. ``excluded`` are storages of weights, gradients and optimizer states that this group does not shard.
     """
     ops = [call.op for call in calls]
     found = weights_to_shard(ops, draft.graph.source, mixed, excluded)
     if not found.weights:
         return list(calls)
     divided = find_units(ops, found, unit_modules(ops, units))
-    return _ShardedStep(draft, ops, group, found, divided, mixed, stays, excluded).calls(calls)
+    return _ShardedStep(draft, ops, group, found, divided, mixed, chunks, excluded).calls(calls)
 
 
 def weights_to_shard(ops: Sequence[Op], source: str, mixed: bool, excluded: Collection[int]) -> Weights:
@@ -142,11 +142,11 @@ class _ShardedStep:
         found: Weights,
         units: list[Unit],
         mixed: bool,
-        stays: bool,
+        chunks: int,
         excluded: Collection[int],
     ) -> None:
         self.draft, self.ops, self.group, self.units, self.mixed = draft, ops, group, units, mixed
-        self.stays, self.excluded = stays, excluded
+        self.chunks, self.excluded = chunks, excluded
         self.before: dict[int, list[EditedCall]] = {}
         self.after: dict[int, list[EditedCall]] = {}
         self.unsharded: dict[int, int] = {}
@@ -158,6 +158,8 @@ class _ShardedStep:
         """This rank's shard of each gradient, by the storage of the whole."""
         self.copied_out: EditedCall | None = None
         """The event after the previous unit was copied out."""
+        self.scattering: tuple[Tensor, EditedCall] | None = None
+        """The buffer whose gradients were scattered last, and the event after that."""
         self.spans: list[tuple[range, dict[int, int]]] = []
         """Rows in which a unit is gathered, with its storages."""
         self.frees: dict[int, list[int]] = {}
@@ -188,14 +190,17 @@ class _ShardedStep:
             if unit.weights:
                 self.before.setdefault(row, []).extend([*self._gather(unit, row), *self._copy_out(unit, row)])
             if unit is not root:
-                self._reshard_after(unit, (unit.forward[0], unit.backward[1]) if self.stays else unit.forward)
+                last = unit.backward[1] if self.chunks else unit.forward[1]
+                self.spans.append((range(unit.forward[0], last + 1), self._storages(unit)))
+                if not self.chunks:
+                    self.frees.setdefault(last + 1, []).extend(self._storages(unit).values())
         if root.weights:
             self.spans.append((range(root.forward[0], root.backward[1] + 1), self._storages(root)))
 
     def _backward(self, root: Unit, blocks: list[Unit]) -> None:
         order = sorted(blocks, key=lambda unit: unit.backward[0])
         units = [root, *order]
-        for place, unit in enumerate(() if self.stays else units):
+        for place, unit in enumerate(() if self.chunks else units):
             row = unit.backward[0]
             before = self.before.setdefault(row, [])
             if unit is not root:
@@ -203,11 +208,32 @@ class _ShardedStep:
             if place + 1 < len(units):
                 before += self._gather(units[place + 1], row)
             if unit is not root:
-                self._reshard_after(unit, unit.backward)
-        for unit in (*order, root):
+                self.spans.append((range(unit.backward[0], unit.backward[1] + 1), self._storages(unit)))
+        for unit, row in self._scatter_order(root, order):
             if unit.gradients:
-                row = unit.backward[1]
                 self.after.setdefault(row, []).extend(self._scatter(unit, row))
+            elif unit.weights:
+                self.frees.setdefault(row + 1, []).extend(self._storages(unit).values())
+        if self.scattering:
+            last, scattered = root.backward[1], self.scattering[1]
+            self.after.setdefault(last, []).append(self.draft.wait_event(COMPUTE, scattered, self.ops[last]))
+            self.frees.setdefault(last + 1, []).append(self.scattering[0].storage)
+
+    def _scatter_order(self, root: Unit, order: list[Unit]) -> list[tuple[Unit, int]]:
+        """The units, and the row after which the gradients of each are scattered.
+
+        In a pipeline stage it is the last row of the unit's chunk; the units of one come in the order of forward.
+        """
+        if not self.chunks:
+            return [(unit, unit.backward[1]) for unit in (*order, root)]
+        blocks = sorted(order, key=lambda unit: unit.forward[0])
+        each = max(1, -(-len(blocks) // self.chunks))
+        found = [(unit, root.backward[1]) for unit in (root, *blocks[:each])]
+        for start in range(each, len(blocks), each):  # backward is done with later chunks first
+            chunk = blocks[start : start + each]
+            row = max(unit.backward[1] for unit in chunk)
+            found = [*((unit, row) for unit in chunk), *found]
+        return found
 
     def _shard(self, weight: Tensor) -> Tensor:
         """This rank's shard, along the first dimension."""
@@ -276,14 +302,11 @@ class _ShardedStep:
     def _storages(self, unit: Unit) -> dict[int, int]:
         return {w.storage: self.unsharded[w.storage] for w in unit.weights}
 
-    def _reshard_after(self, unit: Unit, span: tuple[int, int]) -> None:
-        """Calls of a span use the gathered weights, which are freed after it."""
-        storages = self._storages(unit)
-        self.spans.append((range(span[0], span[1] + 1), storages))
-        self.frees.setdefault(span[1] + 1, []).extend(storages.values())
-
     def _scatter(self, unit: Unit, row: int) -> list[EditedCall]:
-        """Reduce the gradients of a unit over all ranks, and keep a shard of them."""
+        """Free a unit's weights, reduce its gradients over all ranks, and keep a shard of them.
+
+        The buffer of the unit before it is freed now: its gradients have to be scattered.
+        """
         like = replace(self.ops[row], module=unit.name, node="RegisterPostBackwardFunctionBackward")
         ranks, device = self.group.size, unit.gradients[0].tensor.device
         shards = [self._shard(g.tensor) for g in unit.gradients]
@@ -293,14 +316,22 @@ class _ShardedStep:
         own = self.draft.tensor((each,), shards[0].dtype, device)
         gradients: list[object] = [g.tensor for g in unit.gradients]
         on_stream = replace(like, stream=SCATTER)
+        unused = tuple(self._storages(unit).values())
+        waits = []
+        if self.scattering:
+            unused += (self.scattering[0].storage,)
+            waits = [self.draft.wait_event(COMPUTE, self.scattering[1], like)]
         scatter = self.draft.collective("reduce_scatter", self.group, own, buffer, on_stream)
+        self.scattering = buffer, self.draft.record_event(SCATTER, like)
         calls = [
-            EditedCall(allocation(buffer, like)),
+            *waits,
+            EditedCall(replace(allocation(buffer, like), frees=unused)),
             EditedCall(call_like("aten::view", (buffer, [ranks, -1]), (by_rank,), like)),
             EditedCall(call_like("fsdp::chunk_cat", (gradients, 0, ranks), (None,), like, out=by_rank)),
-            EditedCall(allocation(own, like)),
             *self.draft.wait_stream(SCATTER, COMPUTE, like),
+            EditedCall(replace(allocation(own, on_stream), frees=tuple(g.tensor.storage for g in unit.gradients))),
             scatter,
+            self.scattering[1],
         ]
         offset = 0
         for gradient, shard in zip(unit.gradients, shards):
@@ -309,7 +340,6 @@ class _ShardedStep:
             args = (own, list(part.shape), list(part.stride or ()), offset)
             calls.append(EditedCall(call_like("aten::as_strided", args, (part,), on_stream)))
             offset += shard.numel
-        self.frees.setdefault(row + 1, []).extend([buffer.storage, *(g.tensor.storage for g in unit.gradients)])
         return calls
 
     def _changed(self, row: int, op: Op) -> Op:

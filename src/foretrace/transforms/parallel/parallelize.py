@@ -325,7 +325,7 @@ class _ParallelJob:
         if config.splits:
             firsts = tuple(mesh.at(stage) for stage in range(config.pipeline))
             shape = config.microbatches * self._rounds, config.schedule, config.chunks
-            staged = split_stages(draft, calls, firsts, *shape, config.full_sums)
+            staged = split_stages(draft, calls, firsts, *shape, config.full_sums, bool(config.sharded))
         graphs = []
         for stage, ours in enumerate(staged):
             ours = [self._with_stage_group(call, stage) for call in ours]
@@ -360,7 +360,8 @@ class _ParallelJob:
             ours = [unit for unit in units if any(block_index(module, [unit]) == 0 for module in modules)]
             if config.zero1:
                 return shard_states(draft, calls, group, ours, config.mixed, excluded)
-            return shard_weights(draft, calls, group, ours, config.mixed, config.gathers_once, excluded)
+            chunks = chunks_of(config.schedule, config.chunks) if config.pipeline > 1 else 0
+            return shard_weights(draft, calls, group, ours, config.mixed, chunks, excluded)
 
         return shard
 

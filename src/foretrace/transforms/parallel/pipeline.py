@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from foretrace.graph import ForetraceError, Op, Tensor
+from foretrace.graph import Constant, ForetraceError, Op, Tensor
 from foretrace.graph.op import HALF_DTYPES, RESIZE, with_tensors
 from foretrace.transforms.blocks import block_index, numbered_blocks
 from foretrace.transforms.draft import Draft, ProcessGroup, allocation, call_like
@@ -52,23 +52,31 @@ def split_stages(
     schedule: str,
     chunks: int,
     full_sums: str = "",
+    holds_exchanged: bool = False,
 ) -> list[list[EditedCall]]:
     """The calls of each stage of a step, given its calls on one microbatch and the rank of each stage.
 
-    With ``full_sums`` gradients in half precision are added up in float32: after they were made (``ADDED``), or by the
-    GEMMs that make them (``FUSED``), as Megatron's gradient accumulation fusion does.
+    With ``full_sums`` gradients in half precision are added up in float32: after the backward of their block
+    (``ADDED``), as FSDP2 does, or by the GEMMs that make them (``FUSED``), as Megatron's gradient accumulation fusion.
+
+    With ``holds_exchanged`` a stage receives each microbatch into a buffer that lasts, holds what it sent on until the
+    backward of that microbatch, and gradients that it sent back until the next ones, as `torch.distributed.pipelining`
+    does; else it frees each as soon as it can, as Megatron does.
     """
     check_schedule(schedule, len(ranks), microbatches, chunks)
     chunks = chunks_of(schedule, chunks)
     apart = schedule in (ZERO_BUBBLE, ZERO_BUBBLE_V)
     stages = Stages.of(calls, len(ranks) * chunks, draft.graph.source, apart)
+    if full_sums == ADDED:
+        stages.add_up_by_block([call.op for call in calls])
     stage_of_chunk = [stage_of(chunk, len(ranks), schedule) for chunk in range(len(ranks) * chunks)]
     id_stride = draft.reserve(microbatches)
     staged = []
     for stage in range(len(ranks)):
         order = stage_schedule(schedule, stage, len(ranks), microbatches, chunks)
         homes = [ranks[there] for there in stage_of_chunk]
-        staged.append(_Stage(draft, calls, stages, homes, ranks[stage], id_stride, full_sums).made(order))
+        shape = homes, ranks[stage], id_stride, full_sums, holds_exchanged
+        staged.append(_Stage(draft, calls, stages, *shape).made(order))
     return staged
 
 
@@ -151,6 +159,22 @@ class Stages:
                 made.setdefault(tensor.storage, set()).add(op.name)
         gemms = {storage for storage, names in made.items() if {"aten::mm"} <= names <= {"aten::mm", *VIEWS}}
         return cls(chunks, list(range(last + 1, len(ops))), preexisting, tied, gemms)
+
+    def add_up_by_block(self, ops: Sequence[Op]) -> None:
+        """Gradients are complete when the backward of their block is done, or of the chunk for what is in no block."""
+        blocks = numbered_blocks(ops)
+        for chunk in self.chunks:
+            place = {row: number for number, row in enumerate(chunk.backward)}
+            last, block = dict[int, int](), -1
+            for row in chunk.backward:
+                if not ops[row].node.endswith("AccumulateGrad"):
+                    block = block_index(ops[row].module, blocks)
+                last[block] = row
+            last[-1] = chunk.backward[-1] if chunk.backward else -1
+            chunk.gradients = [
+                replace(one, ready=max(one.ready, last.get(block_index(one.module, blocks), -1), key=place.__getitem__))
+                for one in chunk.gradients
+            ]
 
 
 ENDS = 2
@@ -335,12 +359,14 @@ class _Stage:
         rank: int,
         id_stride: int,
         full_sums: str,
+        holds_exchanged: bool,
     ) -> None:
         self.draft, self.calls, self.stages = draft, calls, stages
         self.homes, self.id_stride = homes, id_stride
         self.chunks = [c for c, home in enumerate(homes) if home == rank]
         self.sums: dict[int, Tensor] = {}
         """The float32 sum of a gradient over microbatches, by the storage of the first one's gradient."""
+        self.adds = full_sums == ADDED
         self.fused: set[int] = set()
         """Gradients that their GEMMs add to the sum."""
         for gradient in (g for c in self.chunks for g in stages.chunks[c].gradients if full_sums):
@@ -350,6 +376,21 @@ class _Stage:
                 if full_sums == FUSED and tensor.storage in stages.made_by_gemm:
                     self.fused.add(tensor.storage)
         self.skipped = {tied.row for tied in stages.tied}
+        self.received: set[int] = set()
+        """Storages of what is received into buffers that last."""
+        self.sent: dict[int, list[int]] = {}
+        """Storages of what a chunk sends on, and holds until backward."""
+        self.returned: set[int] = set()
+        """Storages of gradients that are sent back, and held until others are."""
+        self.returned_last: list[int] = []
+        for chunk in self.chunks if holds_exchanged else ():
+            before, after = self._exchanged(chunk - 1, chunk), self._exchanged(chunk, chunk + 1)
+            if before:
+                self.received |= {t.storage for t in before.inputs}
+                self.returned |= {t.storage for t in before.input_gradients}
+            if after:
+                self.received |= {t.storage for t in after.input_gradients}
+                self.sent[chunk] = [t.storage for t in after.inputs if t.storage not in self.received]
         self.output: list[EditedCall] = []
         self.to_free: list[int] = []
 
@@ -361,9 +402,15 @@ class _Stage:
                 self._forward(chunk, one.microbatch)
             else:
                 self._backward(chunk, one.microbatch, one.part)
+        self.to_free += self.returned_last
         self._reduce_tied()
         self._update()
         return self.output
+
+    def _exchanged(self, source: int, target: int) -> Chunk | None:
+        """The chunk that receives from the one before it, where there is one on another rank."""
+        inside = source >= 0 and target < len(self.homes)
+        return self.stages.chunks[target] if inside and self.homes[source] != self.homes[target] else None
 
     def _forward(self, chunk: int, microbatch: int) -> None:
         ours, last = self.stages.chunks[chunk], len(self.stages.chunks) - 1
@@ -376,11 +423,21 @@ class _Stage:
         ours, last = self.stages.chunks[chunk], len(self.stages.chunks) - 1
         if part == WEIGHTS:
             self._call(ours, ours.rows(part), microbatch)
+            self._free_sent(chunk, microbatch)
             return
         received = self.stages.chunks[chunk + 1].input_gradients if chunk < last else []
         self._transfer("recv", received, chunk + 1, chunk, microbatch)
         self._call(ours, ours.rows(part), microbatch)
+        if not part:
+            self._free_sent(chunk, microbatch)
+        self.to_free += self.returned_last
+        made = (t.storage for t in ours.input_gradients if t.storage in self.returned - self.received)
+        self.returned_last = [storage + microbatch * self.id_stride for storage in made]
         self._transfer("send", ours.input_gradients if chunk else [], chunk, chunk - 1, microbatch)
+
+    def _free_sent(self, chunk: int, microbatch: int) -> None:
+        """Free what was held of a microbatch that was sent on, after its backward."""
+        self.to_free += [storage + microbatch * self.id_stride for storage in self.sent.get(chunk, ())]
 
     def _transfer(self, kind: str, tensors: Sequence[Tensor], source: int, target: int, microbatch: int) -> None:
         """Send tensors from one chunk to another, or receive them, in a process group of the two ranks."""
@@ -394,16 +451,17 @@ class _Stage:
         like = self.calls[rows[-1] if kind == "send" else rows[0]].op
         for tensor in tensors:
             moved = self._of_microbatch(tensor, microbatch)
-            if kind == "recv":
+            if kind == "recv" and tensor.storage not in self.received:
                 self._emit(EditedCall(allocation(moved, like)))
             self._emit(self.draft.collective(kind, group, moved, moved, like, ends[kind == "send"]))
 
     def _call(self, chunk: Chunk, rows: Sequence[int], microbatch: int) -> None:
-        ready: dict[int, list[Tensor]] = {}
+        held = self.received.union(self.returned, *self.sent.values())
+        ready: dict[int, list[Gradient]] = {}
         for gradient in chunk.gradients:
             made = gradient.tensor.storage
             if made not in self.fused and (microbatch or made in self.sums):
-                ready.setdefault(gradient.ready, []).append(gradient.tensor)
+                ready.setdefault(gradient.ready, []).append(gradient)
 
         def renamed(tensor: Tensor) -> Tensor:
             own = self._of_microbatch(tensor, microbatch)
@@ -423,14 +481,19 @@ class _Stage:
                 op.args = (op.args[0], storage + shift, *op.args[2:])
             collective = replace(call.collective) if call.collective else None
             self._emit(EditedCall(op, call.origin if not microbatch else -1, collective))
-            self.to_free += [s + microbatch * self.id_stride for s in chunk.last_use.get(row, ())]
+            unused = (s for s in chunk.last_use.get(row, ()) if s not in held)
+            self.to_free += [s + microbatch * self.id_stride for s in unused]
             accumulated = []
-            for complete in ready.get(row, ()):
+            for gradient in ready.get(row, ()):
+                complete, like = gradient.tensor, replace(op, module=gradient.module)
                 own, whole = self._of_microbatch(complete, microbatch), self.sums.get(complete.storage, complete)
-                if not microbatch:
-                    self._emit(EditedCall(allocation(whole, op)))
-                add = call_like("aten::add_", (whole, own), (whole,), op)
-                add.overload, add.node = "Tensor", "torch::autograd::AccumulateGrad"
+                if not microbatch and self.adds:
+                    add = call_like("aten::_to_copy", (own,), (whole,), like, dtype=Constant("dtype", FULL))
+                else:
+                    if not microbatch:
+                        self._emit(EditedCall(allocation(whole, like)))
+                    add = call_like("aten::add_", (whole, own), (whole,), like)
+                    add.overload, add.node = "Tensor", "torch::autograd::AccumulateGrad"
                 self._emit(EditedCall(add))
                 accumulated.append(own.storage)
             self.to_free += dict.fromkeys(accumulated)
