@@ -30,7 +30,8 @@ NATIVE: dict[str, dict[str, Any]] = {
 SHARED = (
     "data=4", "data=4,sharded", "tensor=2", "tensor=2,sequence", "tensor=2,sequence,overlap",
     "pipeline=2,microbatches=2", "data=2,sharded,tensor=2,sequence",
-    "tensor=2,sequence,pipeline=2,microbatches=4",
+    "tensor=2,sequence,pipeline=2,microbatches=4", "data=2,sharded,pipeline=2,microbatches=4", "context=2",
+    "data=2,zero1,pipeline=2,microbatches=2",
 )  # fmt: skip
 FUSE = "fuse=elementwise"
 
