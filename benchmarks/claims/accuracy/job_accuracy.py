@@ -1,6 +1,6 @@
 """Claim: jobs that were measured are simulated to what they took, their collectives' transfers from a fabric's model.
 
-Three published jobs on their own machines: the span of the job and of each rank's device within 3 %; in the tensor
+Four published jobs on their own machines: the span of the job and of each rank's device within 3 %; in the tensor
 parallel job on eight A100s, what each rank waits for others within 10 %. Kernels and host times are the traces' own;
 when ranks wait, and for whom, comes out of the simulation; transfers come from the shipped fabric that fits the GPUs.
 Truth is what `foretrace show` finds in the traces.
@@ -33,7 +33,7 @@ from foretrace.prediction.job import simulate_job
 from foretrace.prediction.predict import measured_ranks
 from foretrace.prediction.rank_models import MeasuredRank
 
-JOBS = ("megatron_tp8_8xA100", "dlrm_8xV100", "megatron_tp2_2xV100")
+JOBS = ("megatron_tp8_8xA100", "dlrm_8xV100", "megatron_tp2_2xV100", "wild/torchrec_4xV100")
 WAITS = ("megatron_tp8_8xA100",)
 """Jobs whose waits are held against the claim: in the others some ranks hardly wait."""
 SPAN, WAIT = 0.03, 0.10
