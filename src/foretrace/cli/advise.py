@@ -27,7 +27,7 @@ GoalOption = Annotated[
 ]
 Target = Annotated[str | None, typer.Option(metavar="MS", help="Step time to reach with the fewest GPUs: 250ms.")]
 Memory = Annotated[float | None, typer.Option(metavar="GIB", help="Memory that PyTorch may reserve on a GPU.")]
-Price = Annotated[float | None, typer.Option(help="Dollars for an hour of a GPU.")]
+Price = Annotated[float | None, typer.Option(metavar="DOLLARS", help="What an hour of one GPU costs.")]
 Seconds = Annotated[float | None, typer.Option(min=1.0, help="Stop the search after this many seconds.")]
 Samples = Annotated[int | None, typer.Option(min=1, help="Samples in a step of all GPUs together; default: any.")]
 Fixed = Annotated[

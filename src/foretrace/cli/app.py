@@ -13,7 +13,8 @@ import sys
 from collections.abc import Iterable
 from contextlib import nullcontext, redirect_stderr, suppress
 from importlib import import_module
-from typing import Annotated, Any, get_type_hints
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -102,7 +103,7 @@ def with_output_options(function: Any) -> Any:
     before = inspect.signature(function).parameters
     prints = "format" in before
     options = {"csv": Csv, "quiet": Quiet} if prints else {"quiet": Quiet}
-    annotated = (value.replace(annotation=hints[name]) for name, value in before.items())
+    annotated = (value.replace(annotation=_with_metavar(hints[name])) for name, value in before.items())
     given = [
         one.replace(name="json", default=False, annotation=Json) if one.name == "format" else one for one in annotated
     ]
@@ -124,6 +125,20 @@ def with_output_options(function: Any) -> Any:
     call.__signature__ = inspect.Signature([*given, *added])  # type: ignore[attr-defined]
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in (*given, *added)}
     return call
+
+
+METAVARS = {int: "N", float: "NUMBER", str: "NAME", Path: "PATH"}
+"""What the help writes for the value of an option, where the option does not say: typer's own is ``<int range>``."""
+
+
+def _with_metavar(kind: Any) -> Any:
+    value, *about = get_args(kind) if get_origin(kind) is Annotated else (kind,)
+    types = {part for one in (value, *get_args(value)) for part in (one, *get_args(one))}
+    word = next((word for part, word in METAVARS.items() if part in types), None)
+    for one in about:
+        if isinstance(one, type(typer.Option())) and one.metavar is None:
+            one.metavar = word
+    return kind
 
 
 def run() -> int:

@@ -44,10 +44,20 @@ def platform_names(incomplete: str) -> list[str]:
     return sorted(name for name in names if name.startswith(incomplete.lower()))
 
 
-Platform = Annotated[str, typer.Option(help="Platform: name, folder, or a GPU's file.", autocompletion=platform_names)]
-Step = Annotated[str | None, typer.Option(help="Which step of a trace, for instance ProfilerStep#3.")]
+Platform = Annotated[
+    str,
+    typer.Option(
+        metavar="PLATFORM",
+        help="A name from `foretrace platform list`, a platform's folder, or a GPU's file.",
+        autocompletion=platform_names,
+    ),
+]
+Step = Annotated[str | None, typer.Option(metavar="STEP", help="Which step of a trace, for instance ProfilerStep#3.")]
 OtherFabric = Annotated[
-    str | None, typer.Option(help="Network between the ranks: name of a fabric or a platform, or a fabric's file.")
+    str | None,
+    typer.Option(
+        metavar="FABRIC", help="Network between the ranks: name of a fabric or a platform, or a fabric's file."
+    ),
 ]
 PerNode = Annotated[int | None, typer.Option(min=1, help="Ranks on each node.")]
 Parallel = Annotated[
@@ -58,7 +68,11 @@ Parallel = Annotated[
 ]
 StackName = Annotated[
     str,
-    typer.Option("--stack", help="The cluster's software: auto, none, a shipped stack's name, or a stack's file."),
+    typer.Option(
+        "--stack",
+        metavar="STACK",
+        help="The cluster's software: auto, none, a shipped stack's name, or a stack's file.",
+    ),
 ]
 BatchWas = Annotated[
     int | None, typer.Option(min=1, help="Recorded batch size, where Foretrace can't find it in the step.")

@@ -39,11 +39,13 @@ class Kernels(StrEnum):
 On = Annotated[
     str | None,
     typer.Option(
-        help="Platform: name, folder or a GPU's file. Default: h200; a profiled job stays on its own machine.",
+        metavar="PLATFORM",
+        help="A name from `foretrace platform list`, a platform's folder, or a GPU's file. Default: h200; a profiled "
+        "job stays on its own machine.",
         autocompletion=platform_names,
     ),
 ]
-OtherHost = Annotated[str | None, typer.Option(help="Take the host from this other platform.")]
+OtherHost = Annotated[str | None, typer.Option(metavar="PLATFORM", help="Take the host from this other platform.")]
 Worlds = Annotated[
     str | None,
     typer.Option(
@@ -154,7 +156,9 @@ def _say_what_fits(report: StepReport) -> None:
     if workings is None or workings.job is None or workings.device is None:
         return
     found = changes_that_fit(one_step(workings.job, workings.step), workings.device)
-    report.to_fit = found or ["no single change that was tried: several of them, or a larger device"]
+    report.to_fit = found or [
+        "none of the changes that were tried fits alone: combine several, or take a larger device"
+    ]
 
 
 def _sizes(world: str | None, trace: Path | None, memory_viz: Path | None) -> list[int]:

@@ -10,7 +10,7 @@ import typer
 
 def record(
     command: Annotated[
-        list[str], typer.Argument(metavar="COMMAND", help="How the job is started: python train.py ...")
+        list[str], typer.Argument(metavar="COMMAND", help="How the job is started, after --: python train.py …")
     ],
     out: Annotated[Path, typer.Option(help="Folder for the recording; must not hold one already.")],
     plain: Annotated[int, typer.Option(min=1, help="Unprofiled steps to time, synced and back to back.")] = 20,

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from foretrace.cli.options import Html, Platform, Top, check_outputs
+from foretrace.cli.options import Html, OtherFabric, Platform, Top, check_outputs
 from foretrace.cli.progress import progress_bar
 from foretrace.report import Format, show
 
@@ -37,9 +37,7 @@ def shard(
     ],
     world: Annotated[int, typer.Option(min=1, help="Number of ranks to place them on.")],
     on: Platform = "h200",
-    fabric: Annotated[
-        str | None, typer.Option(help="Network between the ranks: name of a fabric or a platform, or a fabric's file.")
-    ] = None,
+    fabric: OtherFabric = None,
     memory: Annotated[
         float | None,
         typer.Option(metavar="GB", help="Memory for tables on each rank; default: what the rest of the step leaves."),
@@ -57,7 +55,10 @@ def shard(
         SentAs, typer.Option(help="Dtype in which embeddings and their gradients are sent.")
     ] = SentAs.fp32,
     per_node: Annotated[
-        int | None, typer.Option(min=1, help="Ranks on each node; default: as many as the fabric says.")
+        int | None,
+        typer.Option(
+            "--gpus-per-node", "--per-node", min=1, help="Ranks on each node; default: as many as the fabric says."
+        ),
     ] = None,
     seconds: Annotated[float, typer.Option(min=0.0, help="Time limit of the search.")] = 30.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of random choices: the same one gives the same plan.")] = 0,

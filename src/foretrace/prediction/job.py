@@ -268,7 +268,7 @@ def _last_period(
 def _skew_note(skew: Floats, ranks: Sequence[RankModel]) -> str:
     """What was added since ranks are never equally fast."""
     by, ms = max(rank.jitter for rank in ranks), skew.sum() / 1e3
-    return f"ranks that do the same are assumed to be {100 * by:.0f} % apart: they wait {ms:.1f} ms for the last"
+    return f"ranks with the same work are assumed to differ by {100 * by:.0f} %: they wait {ms:.1f} ms for the slowest"
 
 
 def _deadlock(job: Job, merged: JobTasks, deadlock: DeadlockError) -> ForetraceError:

@@ -338,7 +338,7 @@ def _at_clock(platform: Platform, clock: float) -> Platform:
 
 
 def _power_note(limit: float, clock: float) -> str:
-    return f"at {limit:g} W the clock falls to {clock:.0%}: the step would draw more"
+    return f"the clock falls to {clock:.0%}, which keeps the GPU within {limit:g} W"
 
 
 def _figures(

@@ -51,9 +51,9 @@ def _headline(fields: Fields) -> Iterator[Fact]:
         scaled = "kernel times are scaled from it, by what limits each call on both devices"
         yield "models", fields["carried_from"], scaled
     if fields["prior"]:
-        yield "prior", fields["prior"], "kernel models start from its own: they learned the difference to it"
+        yield "prior", fields["prior"], "kernel models learned how this device differs from it"
     if fields["exact"]:
-        yield "exact", plural(fields["exact"], "call"), "of steps timed as they are, which need no model"
+        yield "exact", plural(fields["exact"], "call"), "of measured steps, timed one by one: they need no model"
     if device and device["kind"] == "cuda":
         yield "streams", f"{figure(device['measured']['kernel_gap_us'])} us", _streams(device["measured"])
     if fields["host"]:

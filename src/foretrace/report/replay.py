@@ -50,7 +50,7 @@ def replay_blocks(replay: Replay, top: int | None) -> Blocks:
         yield table("Calls that were not made: stand-ins took their place", columns, rows, top)
     if replay.translated:
         rows = [[name, f"{count:,}"] for name, count in replay.translated.items()]
-        yield table("Operators that this device does by others", ["<op", "count"], rows, top)
+        yield table("Operators that this device replaces by others", ["<op", "count"], rows, top)
     if replay.ranks:
         rows = [
             [str(rank), ms(one["step_ms"]), bytes_(one["peak_memory_bytes"]), percent(one["coverage"]["calls"])]

@@ -121,7 +121,7 @@ def shard(
     if chosen.links and min(world, ranks.per_node) > chosen.gpus_per_node:
         raise ForetraceError(
             f"a node of fabric {chosen.name} has {chosen.gpus_per_node} GPUs, not {ranks.per_node}",
-            f"Give {chosen.gpus_per_node} ranks of a node at most (--per-node), or another fabric (--fabric).",
+            f"Give {chosen.gpus_per_node} ranks of a node at most (--gpus-per-node), or another fabric (--fabric).",
         )
     notes += assumptions(chosen, world, ranks.per_node) if world > 1 else []
     if kernels not in KERNELS:

@@ -16,8 +16,8 @@ NOTE = (
 )
 NOTHING_THERE = "the step puts nothing on the GPU: "
 SKETCHED = (
-    f"{NOTHING_THERE}it is predicted as if its tensors lay there; build the model and its inputs on cuda, whether "
-    "there is a GPU here or not, and the calls and copies are those that a GPU gets"
+    f"{NOTHING_THERE}it is predicted as if all its tensors were there. Build the model and its inputs on cuda, "
+    "which needs no GPU in a sketch: then the calls and copies are those of a GPU"
 )
 
 

@@ -155,8 +155,8 @@ class FirstSteps:
                 "A step ends with the step of a torch.optim optimizer, or where the script calls foretrace.step(). "
                 "Give it the options with which it trains; or write a function that does one step",
             )
-        count = f"{self._steps} step{'s' * (self._steps > 1)}"
+        count = f"{self._steps} step{'s' * (self._steps > 1)}, and {WARM_UP_STEPS + 1} are needed"
         raise ForetraceError(
-            f"the program ended after {count}, and {WARM_UP_STEPS + 1} are needed: the first ones are no usual steps",
+            f"the program ended after {count}: the first steps do more than later ones",
             "Let it train longer; or write a function that does one step",
         )

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from foretrace.record.sketch.process_group import PretendCollectives
 
 OWN_TABLES = (
-    "each rank looks up its own part of the tables: that of rank {} stands for the others', which may be larger"
+    "each rank looks up its own part of the tables: all are predicted as that of rank {}, and others may be larger"
 )
 NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
 """Errors of PyTorch where a call can't be traced without values."""
