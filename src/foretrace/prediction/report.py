@@ -60,6 +60,7 @@ def build_report(job: Job, done: SimulatedJob, device: Device | None) -> StepRep
     report = StepReport(
         source=job.source,
         world=job.world,
+        missing=job.missing,
         platform="",
         iterations=iteration_row(job),
         step_ms=step_ms,

@@ -159,7 +159,7 @@ def _predicted_facts(report: StepReport) -> Iterator[Fact]:
     if len(report.ranks) > 1:
         held = held_back(report, "them")
         waits = ms_range(rank.wait_ms for rank in report.ranks)
-        yield "waits", waits, f"per rank, for others{_unknown_waits(report)}{held and f'; {held}'}"
+        yield "waits", waits, f"per rank, for {_others(report)}{held and f'; {held}'}"
         if report.critical_path_ranks:
             total = sum(part.ms for part in report.critical_path)
             yield "path", f"{ms(total)} ms", f"{_path_kinds(report)}; {_path_ranks(report, total)}"
@@ -286,12 +286,8 @@ def _communication_facts(report: StepReport) -> Iterator[Fact]:
         yield "comm", count, "whose times are unknown"
     elif report.collectives and len(ranks) > 1 and any(rank.wait_ms is not None for rank in ranks):
         waits = ms_range(rank.wait_ms for rank in ranks)
-        unseen, others = "", "others"
-        if report.missing:
-            unseen = f", waits for {plural(len(report.missing), 'rank')} without a trace included"
-            others = "others that have a trace"
-        others += _unknown_waits(report)
-        yield "waits", waits, f"per rank, for {others}; {count}, {ms(transfer)} ms of transfer{unseen}"
+        unseen = f", waits for {plural(len(report.missing), 'rank')} without a trace included" * bool(report.missing)
+        yield "waits", waits, f"per rank, for {_others(report)}; {count}, {ms(transfer)} ms of transfer{unseen}"
     elif spent := _mean_communication_ms(report) or transfer:
         each = "waiting included: the other ranks have no trace here"
         if len(ranks) > 1:
@@ -301,9 +297,14 @@ def _communication_facts(report: StepReport) -> Iterator[Fact]:
         yield "comm", f"{ms(spent)} ms", each
 
 
-def _unknown_waits(report: StepReport) -> str:
+def _others(report: StepReport) -> str:
+    """Which ranks are waited for, and of how many it is unknown how long they wait."""
     unknown = sum(rank.wait_ms is None for rank in report.ranks)
-    return f", of {plural(unknown, 'rank')} unknown" * bool(unknown)
+    return (
+        "others"
+        + " that have a trace" * bool(report.missing)
+        + f", of {plural(unknown, 'rank')} unknown" * bool(unknown)
+    )
 
 
 def _predicted_limit(report: StepReport) -> str:
