@@ -138,7 +138,7 @@ def host_segments(graph: Graph) -> Segments:
 def _around_calls(graph: Graph, threads: list[_Thread]) -> list[Segments]:
     """T1 on the main thread from the start of the step to its first call, and from its last call to the end.
 
-    The main thread is that of the step's mark; without marks, the one whose activities take longest. Where no thread
+    The main thread is that of the step's mark, or of the activity that stands for one; without marks, the one whose activities take longest. Where no thread
     calls anything, all of its time in the step is T1.
     """
     ops, names = graph.ops, {span.name for span in graph.steps}
@@ -146,7 +146,9 @@ def _around_calls(graph: Graph, threads: list[_Thread]) -> list[Segments]:
         (span,) = graph.steps
         marks = np.flatnonzero(ops.names.matching(names.__contains__)[ops.name]) if len(ops) else np.zeros(0, np.intp)
         marks = marks[ops.start[marks] == span.start]
-        thread, begin, end = (int(ops.thread[marks[0]]), span.start, span.end) if len(marks) else (-1, 0.0, 0.0)
+        iteration = graph.activities.thread[graph.activities.start == span.start]
+        thread = int([*ops.thread[marks], *iteration, -1][0])
+        begin, end = span.start, span.end
         if not threads and len(marks):
             return [_segments(thread, np.array([begin]), np.array([end]), T1, -1)]
     elif not threads and len(graph.activities):
