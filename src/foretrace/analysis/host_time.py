@@ -138,8 +138,8 @@ def host_segments(graph: Graph) -> Segments:
 def _around_calls(graph: Graph, threads: list[_Thread]) -> list[Segments]:
     """T1 on the main thread from the start of the step to its first call, and from its last call to the end.
 
-    The main thread is that of the step's mark, or of the activity that stands for one; without marks, the one whose activities take longest. Where no thread
-    calls anything, all of its time in the step is T1.
+    The main thread is that of the step's mark, or of the activity that stands for one; without marks, the one whose
+    activities take longest. Where no thread calls anything, all of its time in the step is T1.
     """
     ops, names = graph.ops, {span.name for span in graph.steps}
     if len(graph.steps) == 1:

@@ -16,6 +16,7 @@ import numpy as np
 
 from foretrace.analysis.report import IterationRow
 from foretrace.graph import Graph, Job, Span
+from foretrace.graph.graph import NO_STEP_MARKS
 from foretrace.graph.tables import ANNOTATION, Floats, Longs, median
 from foretrace.simulation.task_graph import outermost
 
@@ -109,7 +110,11 @@ def with_iterations(job: Job) -> Job:
     names = [span.name for span in known[0].spans]
     names = names[:-1] if len(names) > 2 else names
     graphs = [
-        replace(graph, steps=[span._replace(name=name) for span, name in zip(one.spans, names)])
+        replace(
+            graph,
+            steps=[span._replace(name=name) for span, name in zip(one.spans, names)],
+            notes=[note for note in graph.notes if note != NO_STEP_MARKS],
+        )
         for graph, one in zip(job.graphs, known)
     ]
     note = f"no step is marked: each is from one {known[0].name[:NAMED]} to the next"

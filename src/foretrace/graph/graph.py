@@ -24,6 +24,7 @@ MISSING_COLLECTIVES = "communication is missing: "
 LATE_CLOCK = "the clock of the device is late: "
 MISSING_DEVICES = "not all devices are recorded: "
 SEVERAL_DEVICES = "several devices are shown as one: "
+NO_STEP_MARKS = "no step marks (ProfilerStep#N): the whole trace is taken as one step"
 ANOTHER_TIME = "the recorded step took another time: "
 """How the note begins on a prediction whose range does not hold what was measured."""
 CAUTIONS = (

@@ -29,7 +29,7 @@ from foretrace.graph import (
     Span,
     tensors_in,
 )
-from foretrace.graph.graph import LATE_CLOCK, MISSING_COLLECTIVES, MISSING_KERNELS, SEVERAL_DEVICES
+from foretrace.graph.graph import LATE_CLOCK, MISSING_COLLECTIVES, MISSING_KERNELS, NO_STEP_MARKS, SEVERAL_DEVICES
 from foretrace.graph.op import ITEMSIZE
 from foretrace.graph.operators import collective_kind
 from foretrace.graph.tables import (
@@ -261,7 +261,7 @@ def _notes(graph: Graph, columns: Columns) -> list[str]:
             "steps are marked on the device's track alone: each is from its first launch or kernel to that of the next"
         )
     if not graph.steps:
-        notes.append("no step marks (ProfilerStep#N): the whole trace is taken as one step")
+        notes.append(NO_STEP_MARKS)
     if columns.begun:
         notes.append(f"events that begin and never end are left out: {columns.begun:,}")
     if columns.repeated:
