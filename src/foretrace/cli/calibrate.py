@@ -7,10 +7,9 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
 from shutil import rmtree
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -21,39 +20,20 @@ if TYPE_CHECKING:
     from foretrace.graph import Graph
 
 
-class What(StrEnum):
-    """What to measure, or to fit what was measured."""
-
-    ALL = "all"
-    CPU = "cpu"
-    DEVICE = "device"
-    HOST = "host"
-    FABRIC = "fabric"
-    FIT = "fit"
-    IMPORT = "import"
-
-
-class Tables(StrEnum):
-    """Projects whose tables are read."""
-
-    AICONFIGURATOR = "aiconfigurator"
-    VIDUR = "vidur"
-    XLA = "xla"
-    AITER = "aiter"
-    NCCL_TESTS = "nccl-tests"
-
-
+What = Literal["all", "cpu", "device", "host", "fabric", "fit", "import"]
+Tables = Literal["aiconfigurator", "vidur", "xla", "aiter", "nccl-tests"]
+"""Projects whose tables are read."""
 MINUTES, CPU_MINUTES = 10.0, 3.0
 APPLIES_TO = {
-    "--minutes": (What.ALL, What.CPU, What.DEVICE, What.HOST, What.FABRIC),
-    "--on": (What.ALL, What.DEVICE, What.HOST),
-    "--family": (What.ALL, What.CPU, What.DEVICE),
-    "--for": (What.ALL, What.CPU, What.DEVICE),
-    "--raw": (What.FIT,),
-    "--prior": (What.ALL, What.DEVICE, What.FIT),
-    "DIR": (What.IMPORT,),
-    "--from": (What.IMPORT,),
-    "--gpu": (What.IMPORT,),
+    "--minutes": ("all", "cpu", "device", "host", "fabric"),
+    "--on": ("all", "device", "host"),
+    "--family": ("all", "cpu", "device"),
+    "--for": ("all", "cpu", "device"),
+    "--raw": ("fit",),
+    "--prior": ("all", "device", "fit"),
+    "DIR": ("import",),
+    "--from": ("import",),
+    "--gpu": ("import",),
 }
 """The parts that each option applies to."""
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
@@ -67,7 +47,7 @@ def calibrate(
             help="The part to measure; or cpu, to measure this machine's CPU as the platform `cpu`; or fit, to fit the "
             "measurements again; or import, to make a platform of published tables."
         ),
-    ] = What.ALL,
+    ] = "all",
     tables: Annotated[Path | None, typer.Argument(metavar="DIR", help="With import: the folder of the tables.")] = None,
     out: Annotated[
         Path | None,
@@ -127,23 +107,23 @@ def calibrate(
     check_families(family or ())
     if prior not in (None, AUTO, NONE):
         load_platform(prior, host=REFERENCE)  # before anything is measured
-    if out is None and what is not What.CPU:
+    if out is None and what != "cpu":
         raise ForetraceError("--out is missing", "Name the platform's folder: foretrace calibrate --out my-platform.")
     out = out or user_platforms() / CPU
     check_out(out)
-    if what in (What.FIT, What.CPU, What.IMPORT):
+    if what in ("fit", "cpu", "import"):
         require_fitter()
-    if what is What.IMPORT:
+    if what == "import":
         _import(tables, source, gpu, out)
         return
-    parts = {What.ALL: tuple(SHARES), What.CPU: ("device", "host")}.get(what, (what.value,))
-    if what is What.CPU:
+    parts = {"all": tuple(SHARES), "cpu": ("device", "host")}.get(what, (what,))
+    if what == "cpu":
         on = "cpu"
     if minutes is None:
-        minutes = CPU_MINUTES if what is What.CPU else MINUTES
+        minutes = CPU_MINUTES if what == "cpu" else MINUTES
     try:
         with _created(out), progress_bar(hidden=not is_first_rank()) as on_progress:
-            if what is What.FIT:
+            if what == "fit":
                 with exclusive(out):
                     outcome = Outcome(notes=fit(out, raw, on_progress=on_progress, prior=prior or KEPT))
             else:
@@ -185,14 +165,14 @@ def _import(tables: Path | None, source: Tables | None, gpu: str | None, out: Pa
             "Say for instance: foretrace calibrate import tables --from aiconfigurator --gpu h100 --out my-h100.",
         )
     with _created(out), progress_bar() as on_progress:
-        if source is Tables.NCCL_TESTS:
+        if source == "nccl-tests":
             from foretrace.calibration.fabric import import_collectives
 
             notes = import_collectives(tables, gpu, out)
         else:
             from foretrace.calibration.published import import_tables
 
-            imported = import_tables(tables, source.value, gpu, out, on_progress)
+            imported = import_tables(tables, source, gpu, out, on_progress)
             notes = imported.notes + [
                 f"{kind}: {found.rows:,} rows, {found.gmae:.1%} off on layers that were held out"
                 for kind, found in imported.kinds.items()

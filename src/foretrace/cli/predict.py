@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -27,13 +26,6 @@ from foretrace.report import Format, show
 if TYPE_CHECKING:
     from foretrace.analysis.report import StepReport
     from foretrace.graph import Job
-
-
-class Kernels(StrEnum):
-    """Where kernel times come from."""
-
-    measured = "measured"
-    model = "model"
 
 
 On = Annotated[
@@ -65,7 +57,7 @@ SlowLinks = Annotated[
 ]
 Trace = Annotated[Path | None, typer.Option(help="Write the predicted timeline to this file, for Perfetto.")]
 KernelTimes = Annotated[
-    Kernels | None,
+    Literal["measured", "model"] | None,
     typer.Option(
         help="Kernel times: measured, as in the recording, or model. Default: measured on the same GPU, else model."
     ),
@@ -127,7 +119,7 @@ def predict(
     overrides = RankOverrides(_numbers(slow_host, float), _numbers(host_of, int), _numbers(slow_link, float))
     options: dict[str, Any] = {
         "host": host, "fabric": fabric, "gpus_per_node": gpus_per_node, "step": step,
-        "kernels": kernels.value if kernels else None, "drop_gaps": drop_gaps, "alloc_conf": alloc_conf,
+        "kernels": kernels, "drop_gaps": drop_gaps, "alloc_conf": alloc_conf,
         "stack": stack, "power_limit": power_limit, "price": price, **vars(overrides),
     }  # fmt: skip
     result = _predicted(what, on, parallel, sizes, options)

@@ -2,33 +2,14 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from foretrace.cli.options import Html, OtherFabric, Platform, Top, check_outputs
 from foretrace.cli.progress import progress_bar
 from foretrace.report import Format, show
-
-
-class Kernels(StrEnum):
-    """How a rank looks up its tables."""
-
-    fused = "fused"
-    single = "single"
-    tbe = "tbe"
-
-
-class SentAs(StrEnum):
-    """Dtype in which embeddings are sent."""
-
-    fp32 = "fp32"
-    fp16 = "fp16"
-    bf16 = "bf16"
-    fp8 = "fp8"
-    int8 = "int8"
 
 
 def shard(
@@ -46,14 +27,15 @@ def shard(
         int | None, typer.Option(min=1, help="Samples of each rank; default: as in the step, else 4096.")
     ] = None,
     kernels: Annotated[
-        Kernels,
+        Literal["fused", "single", "tbe"],
         typer.Option(
             help="fused: one call for all tables of the same dimension; single: one per table; tbe: FBGEMM's."
         ),
-    ] = Kernels.fused,
+    ] = "fused",
     sent_as: Annotated[
-        SentAs, typer.Option(help="Dtype in which embeddings and their gradients are sent.")
-    ] = SentAs.fp32,
+        Literal["fp32", "fp16", "bf16", "fp8", "int8"],
+        typer.Option(help="Dtype in which embeddings and their gradients are sent."),
+    ] = "fp32",
     per_node: Annotated[
         int | None,
         typer.Option(
@@ -76,7 +58,7 @@ def shard(
 
     with progress_bar(hidden=format == "json") as on_progress:
         found = plan(
-            tables, world, on, fabric, batch, memory, kernels.value, sent_as.value, per_node, seconds, seed,
+            tables, world, on, fabric, batch, memory, kernels, sent_as, per_node, seconds, seed,
             on_progress=on_progress,
         )  # fmt: skip
     if out is not None:
