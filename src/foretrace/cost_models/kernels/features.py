@@ -24,6 +24,12 @@ RESIDENT = 2048
 """Threads that an SM holds at once, on the H200 and most others for data centres."""
 SECTOR = 32
 """Bytes of a memory sector: what is moved at least."""
+WIDEST_LOAD = 16
+"""Bytes of the widest load of a thread."""
+BLOCK_SORT = 5888
+"""Keys up to which one block sorts them."""
+SERIAL_ROUND_TRIPS = 0.4
+"""Memory round trips per row or element that is accumulated serially."""
 MANY_HITS = 64
 """Mean hits per row from which on all rows have about as many."""
 

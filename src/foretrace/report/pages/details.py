@@ -25,7 +25,7 @@ MAX_TEXT = 160
 NO_RANK = -1
 """The rank that a kernel waits for, where it waits for none."""
 PER_US = 10.0
-"""Ranges are in tenths of a microsecond."""
+"""Times of a timeline are in tenths of a microsecond."""
 
 Row = tuple[int, int, int, int, int, int, int, int, int]
 """Module and shapes (texts), FLOPs and bytes of the call, its kernels, how the time is known (a text), the 10th and the

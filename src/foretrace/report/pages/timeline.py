@@ -20,15 +20,13 @@ from foretrace.graph import PHASES
 from foretrace.graph.calls import dispatched
 from foretrace.graph.tables import SYNC, Floats, Longs
 from foretrace.report.formatting import short_name
-from foretrace.report.pages.details import NO_RANK, Details, RankDetails
+from foretrace.report.pages.details import NO_RANK, PER_US, Details, RankDetails
 
 DEVICE_WAIT, RANK_WAIT = "waits for the device", "waits for other ranks"
 MAX_RANKS_DRAWN = 16
 """Ranks that one timeline shows: of more, the first, the last, and some between."""
 PHASE_KINDS = {"forward": "forward", "backward": "backward", "optimizer": "optimizer step", "other": "other calls"}
 """Kinds of calls by phase; names that no kernel family has."""
-PER_US = 10.0
-"""The columns' unit is a tenth of a microsecond."""
 MAX_NAME = 160
 """Characters of a name that a page carries: those of templates have thousands."""
 
@@ -140,11 +138,11 @@ def _threads(known: RankDetails, labels: _Labels) -> Iterator[tuple[int, Lane]]:
     waiting = [labels.code(calls.names[name], DEVICE_WAIT) for name in calls.name[waits].tolist()]
     threads = np.append(ops.thread[rows], calls.thread[waits])
     for thread in threads[np.sort(np.unique(threads, return_index=True)[1])].tolist():  # as they come up
-        ours, theirs = ops.thread[rows] == thread, calls.thread[waits] == thread
-        start = np.append(ops.start[rows[ours]], calls.start[waits[theirs]])
-        end = np.append(ops.end[rows[ours]], calls.end[waits[theirs]])
-        codes = np.append(what[ours], np.array(waiting, np.int64)[theirs])
-        about = np.append(known.of_calls(rows[ours].tolist()), np.zeros(int(theirs.sum()), np.int64))
+        called, waited = ops.thread[rows] == thread, calls.thread[waits] == thread
+        start = np.append(ops.start[rows[called]], calls.start[waits[waited]])
+        end = np.append(ops.end[rows[called]], calls.end[waits[waited]])
+        codes = np.append(what[called], np.array(waiting, np.int64)[waited])
+        about = np.append(known.of_calls(rows[called].tolist()), np.zeros(int(waited.sum()), np.int64))
         yield thread, Lane(graph.rank, f"thread {thread}", start, end, codes, about)
 
 

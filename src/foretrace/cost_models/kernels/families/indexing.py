@@ -8,8 +8,10 @@ from collections.abc import Callable, Sequence
 from foretrace.cost_models.kernels.families.lookups import id_distribution
 from foretrace.cost_models.kernels.family import CallContext, Description, Family
 from foretrace.cost_models.kernels.features import (
+    BLOCK_SORT,
     RESIDENT,
     SECTOR,
+    SERIAL_ROUND_TRIPS,
     alignment,
     argument,
     bool_argument,
@@ -37,10 +39,6 @@ ELEMENTS = ("aten::gather", "aten::scatter_add_", "aten::scatter_add", "aten::sc
             "aten::gather_backward", "aten::scatter_reduce_", "aten::scatter_reduce", "aten::take_along_dim",
             "aten::masked_scatter", "aten::take")  # fmt: skip
 INTEGERS = ("int64", "int32", "bool", "uint8")
-SERIAL_ROUND_TRIPS = 0.4
-"""Memory round trips per element that is accumulated serially."""
-BLOCK_SORT = 5888
-"""Indices up to which one block sorts them."""
 
 
 class Indexing(Family):

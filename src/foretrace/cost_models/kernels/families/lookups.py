@@ -10,9 +10,12 @@ from typing import NamedTuple
 from foretrace.cost_models.kernels.batched_lookups import batched_sizes, is_batched_lookup
 from foretrace.cost_models.kernels.family import CallContext, Description, Family
 from foretrace.cost_models.kernels.features import (
+    BLOCK_SORT,
     RESIDENT,
     SECTOR,
+    SERIAL_ROUND_TRIPS,
     WARP,
+    WIDEST_LOAD,
     alignment,
     argument,
     bool_argument,
@@ -42,12 +45,8 @@ UPDATES = ("aten::add_", "aten::sub_")
 COALESCE = "aten::_coalesce"
 BY_VALUE = (*UPDATES, COALESCE)
 """Calls whose ids are inside a sparse tensor: only statistics tell them."""
-LOAD = 16
-"""Bytes of the widest load of a thread."""
 WARPS, BLOCKS = 8, 1024
 """Warps of a block, and blocks that loop over the bags."""
-SERIAL_ROUND_TRIPS = 0.4
-"""Memory round trips per row that is accumulated serially."""
 UNSORTED_IDS = 3072
 """Ids up to which a dense gradient is accumulated without sorting them."""
 NO_COPY, BY_FEW, BY_BLOCK, BY_ELEMENT, BY_ADDING = range(5)
@@ -57,8 +56,6 @@ BLOCK_ROUND_TRIPS = 4.4
 """Memory round trips of a block that copies a row; an SM runs as many blocks at once as a warp has lanes."""
 ATOMICS, ATOMICS_TO_ONE = 640, 140
 """Atomic additions during a memory round trip: of an SM, and to one address."""
-BLOCK_SORT = 5888
-"""Ids up to which one block sorts them."""
 
 
 class Sizes(NamedTuple):
@@ -107,7 +104,7 @@ class Lookups(Family):
         fetched = ceil_div(row_bytes, SECTOR) * SECTOR
         step = first.stride[0] if first.stride is not None and len(first.stride) == 2 else dim
         stepped = step > max(1, dim)
-        wide = alignment(row_bytes) >= LOAD and (not stepped or alignment(step * item) >= LOAD)
+        wide = alignment(row_bytes) >= WIDEST_LOAD and (not stepped or alignment(step * item) >= WIDEST_LOAD)
         kernel = _copying_kernel(op.name, sparse, count, wide)
         sizes = Sizes(found.count or count, found.unique, rows, dim, bags, item)
         chain = math.ceil(rounds) * pooling / 8
@@ -132,7 +129,7 @@ class Lookups(Family):
             bool_argument(op, 5, "sparse") if op.name in EMBEDDING_BAGS else -1, log(count), wide, log(64 * rounds),
             wave_quantization(rounds), math.ceil(rounds) * pooling, sorting, ceil_div(log(rows), 8),
             log(64 * work.us(context.device)), found.unique * fetched / (context.device.l2_mb * 1e6),
-            log(64 * count * row_bytes / LOAD / (context.device.sms * RESIDENT)),
+            log(64 * count * row_bytes / WIDEST_LOAD / (context.device.sms * RESIDENT)),
             isinstance(argument(op, 6, "per_sample_weights"), Tensor) if op.name in EMBEDDING_BAGS else 0, kernel,
             *reuse_features(found), log(max_row_hits(found)),
         ]  # fmt: skip

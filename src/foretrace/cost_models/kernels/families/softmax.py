@@ -8,6 +8,7 @@ from foretrace.cost_models.kernels.family import CallContext, Description, Famil
 from foretrace.cost_models.kernels.features import (
     RESIDENT,
     WARP,
+    WIDEST_LOAD,
     alignment,
     argument,
     ceil_div,
@@ -26,8 +27,6 @@ BLOCK = 1024
 """The most threads of a block."""
 WARPS = 4
 """Warps of a block where each warp has its own rows."""
-LOAD = 16
-"""Bytes of the widest load of a thread."""
 SHARED = 49152
 """Bytes of a row that fit into shared memory."""
 IN_WARP, IN_REGISTERS, IN_SHARED, IN_PASSES, ACROSS = range(5)
@@ -97,7 +96,7 @@ def _way(row: int, item: int, backward: bool, converted: bool) -> int:
         return IN_WARP
     if row <= 9 * BLOCK and not backward and not converted:
         return IN_REGISTERS
-    return IN_SHARED if row * item % LOAD == 0 and row * item < SHARED else IN_PASSES
+    return IN_SHARED if row * item % WIDEST_LOAD == 0 and row * item < SHARED else IN_PASSES
 
 
 def _shared(way: int, row: int, item: int, rows: float) -> tuple[int, int, int]:
@@ -106,7 +105,7 @@ def _shared(way: int, row: int, item: int, rows: float) -> tuple[int, int, int]:
         padded = 1 << (row - 1).bit_length()
         per_block = WARPS * max(1, WARP // padded) * (2 if padded <= 128 else 1)
         return WARP * WARPS, ceil_div(rows, per_block), max(1, padded // WARP)
-    at_once = 1 if way == IN_REGISTERS else max(1, LOAD // max(1, item))
+    at_once = 1 if way == IN_REGISTERS else max(1, WIDEST_LOAD // max(1, item))
     threads = max(WARP, min(BLOCK, 1 << (row // at_once).bit_length() - 1))
     return threads, int(rows), ceil_div(row, threads * at_once)
 

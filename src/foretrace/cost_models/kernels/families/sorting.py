@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from foretrace.cost_models.kernels.family import CallContext, Description, Family
 from foretrace.cost_models.kernels.features import (
+    BLOCK_SORT,
     RESIDENT,
     argument,
     ceil_div,
@@ -29,8 +30,6 @@ DIM = {"aten::sort": 1, "aten::topk": 2, "aten::cumsum": 1, "aten::cumprod": 1, 
 WHOLE = ("aten::_unique2", "aten::unique_dim", "aten::unique_consecutive", "aten::tril", "aten::triu", "aten::nonzero",
          "aten::bincount", "aten::histc", "aten::searchsorted", "aten::bucketize", "aten::masked_select",
          "aten::multinomial", "aten::tril_", "aten::triu_")  # fmt: skip
-BLOCK_SORT = 5888
-"""Elements up to which one block sorts them."""
 ROW_SORT = 4096
 """Elements of a row up to which a block sorts it."""
 SCANNED = 256
