@@ -97,33 +97,35 @@ def calibrate(
     takes. With a ``prior`` (``auto``, or the name of a platform) kernel models start from those of another GPU, and the
     platform can be used from when its device is known, before any kernel is measured.
     """
-    ours = [part for part in SHARES if part in parts and (part != "fabric" or _rank() is not None or len(parts) == 1)]
+    measured = [
+        part for part in SHARES if part in parts and (part != "fabric" or _rank() is not None or len(parts) == 1)
+    ]
     if until is not None:
         minutes *= MEASURED
-    seconds = {part: 60 * minutes * SHARES[part] / sum(SHARES[one] for one in ours) for part in ours}
+    seconds = {part: 60 * minutes * SHARES[part] / sum(SHARES[one] for one in measured) for part in measured}
     outcome, raw = Outcome(), out / RAW
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler logs each of its thousands of starts and stops
-    if "fabric" in ours:
+    if "fabric" in measured:
         from foretrace.calibration.timing.collectives import measure_collectives
 
         measure_collectives(raw / FABRIC_FILE, seconds["fabric"], on_progress)
     if not is_first_rank():
         return outcome  # the other ranks were needed for the fabric only
     with exclusive(out):
-        if "device" in ours:
+        if "device" in measured:
             with _undone_if_spoilt(raw, outcome):
                 measure_device(raw, on, outcome, on_progress)
                 if prior != NONE:
-                    _start_from(prior, out, "host" in ours, on_progress)
+                    _start_from(prior, out, "host" in measured, on_progress)
                 if like:
                     measure_step_calls(raw, on, seconds["device"], like, outcome, on_progress)
                 else:
                     measure_kernels(raw, on, seconds["device"], families, outcome, on_progress)
             outcome.notes += _disturbances(outcome, out)
-        if "host" in ours:
+        if "host" in measured:
             measure_host(raw, on, seconds["host"], outcome, on_progress)
         chosen = KEPT if prior == AUTO else prior
-        outcome.notes += fit(out, parts=ours, on_progress=on_progress, anew=False, until=until, prior=chosen)
+        outcome.notes += fit(out, parts=measured, on_progress=on_progress, anew=False, until=until, prior=chosen)
     return outcome
 
 
@@ -280,7 +282,7 @@ def _slowly_planned_seconds(families: Sequence[str], seconds: float) -> float:
 
 
 def _add(total: list[MeasuredFamily], more: list[MeasuredFamily]) -> None:
-    """Count a round in."""
+    """Add the calls, failures and seconds of a round to the outcome."""
     known = {one.family: one for one in total}
     for one in more:
         if one.family in known:

@@ -114,11 +114,11 @@ def fit_ratios(
     on_progress: OnProgress = lambda progress: None,
 ) -> RatioIndex:
     """Fit the ratios of all kinds that a device's rows tell, and write them with their index."""
-    mine = [row for row in rows if row.gpu == device.name]
-    theirs = [row for row in rows if row.gpu == measured.device.name]
+    on_device = [row for row in rows if row.gpu == device.name]
+    on_source = [row for row in rows if row.gpu == measured.device.name]
     start = 1.0
     for kind in KINDS:
-        table = _checked([row for row in mine if row.kind == kind], device, imported.notes)
+        table = _checked([row for row in on_device if row.kind == kind], device, imported.notes)
         if len(table) < MIN_ROWS:
             imported.notes += [f"{len(table)} rows of {kind} are too few to fit"] if table else []
             continue
@@ -126,7 +126,7 @@ def fit_ratios(
         some = np.sort(np.random.default_rng(7).permutation(len(table))[:MAX_ROWS])
         table = [table[place] for place in some.tolist()]
         wanted = {signature(row.op) for row in table}
-        other = [row for row in theirs if row.kind == kind and signature(row.op) in wanted]
+        other = [row for row in on_source if row.kind == kind and signature(row.op) in wanted]
         modelled = priced_us([row.op for row in table], measured)
         if kind == "bf16":
             start = _floor(table) / (_floor(other) if len(other) >= MIN_ROWS else float(np.quantile(modelled, FLOOR)))
@@ -212,7 +212,7 @@ def _agreeing(rows: Sequence[PublishedTime], notes: list[str]) -> list[Published
 
 
 def _lines(rows: Sequence[PublishedTime]) -> str:
-    """Where some rows stand, by file."""
+    """The files and lines of rows, for messages."""
     files: defaultdict[str, list[str]] = defaultdict(list)
     for row in rows[:NAMED]:
         file, _, line = row.where.partition(", line ")
@@ -222,7 +222,7 @@ def _lines(rows: Sequence[PublishedTime]) -> str:
 
 
 def _alike(rows: Sequence[PublishedTime], before: Floats, notes: list[str]) -> NDArray[np.intp]:
-    """Rows with something to be divided by, and whose ratios are not far from those of all others."""
+    """Rows with a baseline, and with ratios near those of the others."""
     logs = np.log(np.array([row.us for row in rows]) / before)
     apart = np.abs(logs - np.nanmedian(logs)) > np.log(MAX_APART)
     if apart.any():
@@ -236,21 +236,21 @@ def _baseline(
 ) -> tuple[Floats, str]:
     """What each time is divided by, NaN where there is nothing, and what that is: times of the calibrated GPU."""
     table = {(row.harness, row.layer, signature(row.op)): row.us for row in others}
-    theirs = np.array([table.get((row.harness, row.layer, signature(row.op)), np.nan) for row in rows])
-    both = np.isfinite(theirs)
+    source_us = np.array([table.get((row.harness, row.layer, signature(row.op)), np.nan) for row in rows])
+    both = np.isfinite(source_us)
     if both.mean() < 0.5 and others:  # another version of the harness
         by_call: defaultdict[Hashable, list[float]] = defaultdict(list)
         for row in others:
             by_call[signature(row.op)].append(row.us)
-        theirs = np.array([np.median(by_call.get(signature(row.op), [np.nan])) for row in rows])
-        both = np.isfinite(theirs)
+        source_us = np.array([np.median(by_call.get(signature(row.op), [np.nan])) for row in rows])
+        both = np.isfinite(source_us)
     if both.sum() < MIN_ROWS or rows[0].kind == "flash":
         return modelled, f"kernel models of {name}"
-    off = float(np.median(np.abs(np.log(theirs[both] / modelled[both]))))
+    off = float(np.median(np.abs(np.log(source_us[both] / modelled[both]))))
     if off <= SAME_HARNESS:
         return modelled, f"kernel models of {name}, which its table agrees with ({off:.0%})"
     ran, ran_there = ({row.kernels for row in some} for some in (rows, others))
-    return theirs, f"the same harness on {name}{', where its kernels have other names' * ran.isdisjoint(ran_there)}"
+    return source_us, f"the same harness on {name}{', where its kernels have other names' * ran.isdisjoint(ran_there)}"
 
 
 def priced_us(ops: Sequence[Op], platform: Platform) -> Floats:

@@ -159,9 +159,9 @@ def _not_there(
         import pyarrow.compute as pc
 
         whole = store.table()
-        mine = from_table(whole.filter(pc.is_in(whole.column("id"), value_set=_array(changed))))
-        after = [replace(labelled(one, changed[one.id]), revision=one.revision + 1) for one in mine]
-        after = [new for new, old in zip(after, mine) if replace(new, revision=old.revision) != old]
+        relabelled = from_table(whole.filter(pc.is_in(whole.column("id"), value_set=_array(changed))))
+        after = [replace(labelled(one, changed[one.id]), revision=one.revision + 1) for one in relabelled]
+        after = [new for new, old in zip(after, relabelled) if replace(new, revision=old.revision) != old]
         store.add(after)
         done.relabelled = len(after)
     return todo

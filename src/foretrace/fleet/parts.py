@@ -72,9 +72,9 @@ def parts_of(workings: Workings, group: Ints, host: float, busy: float, memory_b
             continue
         if any(inside[reader] and not inside[list(writers)].all() for reader, writers in indices.items()):
             continue
-        ours = np.append(inside, False)[step.call]
+        of_part = np.append(inside, False)[step.call]
         step_ms, *settings_ms = step.ms(part, {}, *SETTINGS.values())
-        spent = np.bincount(group[ours], us[ours], int(group.max()) + 1) / 1e3
+        spent = np.bincount(group[of_part], us[of_part], int(group.max()) + 1) / 1e3
         groups = np.flatnonzero(spent > 0)
         share = float(live[inside].max() / live.max()) if live.max() > 0 else 1.0
         found.append(
@@ -156,8 +156,8 @@ class PartTimes:
         if part.phase:
             inside &= ops.phase[self.rows] == PHASES.index(part.phase)
         if part.module:
-            mine = [name == part.module or name.startswith(f"{part.module}.") for name in ops.modules.items]
-            inside &= np.array(mine)[ops.module[self.rows]]
+            in_module = [name == part.module or name.startswith(f"{part.module}.") for name in ops.modules.items]
+            inside &= np.array(in_module)[ops.module[self.rows]]
         if part.first or part.last:
             labels = self._labels()
             inside[: labels.index(part.first)] = False

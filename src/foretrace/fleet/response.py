@@ -153,7 +153,7 @@ def step_response(workings: Workings) -> StepResponse:
 
 
 def _path(tasks: TaskGraph, codes: Ints, scale: Mapping[str, float]) -> Floats:
-    """What the critical path goes through in a setting, in milliseconds of the durations as they were."""
+    """The critical path of a setting: milliseconds by component, with the durations as measured."""
     factors = component_factors(scale)
     times = simulate(tasks, tasks.duration * factors[codes])
     path = critical_path(tasks, times).task
@@ -172,11 +172,11 @@ def balanced_ms(workings: Workings) -> float | None:
     if ranks < 2:
         return None
     tasks, codes = with_waits(workings), component_codes(workings)
-    ours = tasks.kind != TRANSFER
+    scalable = tasks.kind != TRANSFER
     place = tasks.rank * len(COMPONENTS) + codes
     size = ranks * len(COMPONENTS)
-    spent = np.bincount(place[ours], tasks.duration[ours], size).reshape(ranks, -1)
+    spent = np.bincount(place[scalable], tasks.duration[scalable], size).reshape(ranks, -1)
     mean = spent.mean(axis=0)
     factor = np.divide(mean, spent, out=np.ones_like(spent), where=spent > 0).ravel()
-    times = simulate(tasks, np.where(ours, tasks.duration * factor[place], tasks.duration))
+    times = simulate(tasks, np.where(scalable, tasks.duration * factor[place], tasks.duration))
     return times.span / 1e3

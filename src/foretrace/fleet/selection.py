@@ -125,7 +125,7 @@ class _MixFit:
         return weights, float(self.whole - 2 * weights @ toward + weights @ gram @ weights)
 
     def completed(self, chosen: list[int], size: int, without: set[int] | None = None) -> list[int]:
-        """Some recordings with others, chosen one after the other, to so many; the first not one of ``without``."""
+        """Greedy choice: recordings added one by one up to ``size``; the first addition is none of ``without``."""
         while len(chosen) < min(size, len(self.mix.ids)):
             chosen = [*chosen, self.best_addition(chosen, without)]
             without = None
@@ -144,7 +144,7 @@ class _MixFit:
         return self.polished(self.exchanged(chosen))
 
     def best_addition(self, chosen: list[int], without: set[int] | None = None) -> int:
-        """The recording that, added to some, leaves the least error."""
+        """The recording whose addition leaves the least error."""
         free = [place for place in self._promising(chosen) if not without or place not in without]
         return min(free or self._promising(chosen), key=lambda place: (self.error([*chosen, place]), place))
 

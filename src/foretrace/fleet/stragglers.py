@@ -94,9 +94,9 @@ def find_stragglers(path: Path) -> StragglerReport:
     by_stage = {stage: alone(np.broadcast_to(stages == stage, was.shape)) for stage in range(schedule.stages)}
     workers = _workers(spans, by_rank, by_stage, best)
     slowest = slowest_of(workers)
-    mine = np.zeros(was.shape, bool)
+    of_worst = np.zeros(was.shape, bool)
     for row in slowest:
-        mine |= (stages == row.stage) & (ranks == row.dp_rank)
+        of_worst |= (stages == row.stage) & (ranks == row.dp_rank)
     last = np.broadcast_to(stages == schedule.stages - 1, was.shape)
     in_rank_order = sorted(workers, key=lambda row: row.rank)
     return StragglerReport(
@@ -112,7 +112,7 @@ def find_stragglers(path: Path) -> StragglerReport:
         by_stage=ranked_slowdowns(by_stage, best),
         by_worker=workers,
         slowest_workers=[row.rank for row in slowest],
-        without_workers=removed_share(now, without(mine), best),
+        without_workers=removed_share(now, without(of_worst), best),
         last_stage=schedule.stages - 1,
         without_last_stage=removed_share(now, without(last), best),
         by_step={int(step): float(ratio) for step, ratio in zip(schedule.steps, now / best)},
@@ -125,7 +125,7 @@ def find_stragglers(path: Path) -> StragglerReport:
 
 
 def ranked_slowdowns(seconds: Mapping[Any, Floats], best: Floats) -> dict[Any, float]:
-    """How many times as long as ideal the job takes in some settings, the longest first."""
+    """Slowdown of the job against the ideal one, by setting, the largest first."""
     ratios = {name: float(each.mean() / best.mean()) for name, each in seconds.items()}
     return dict(sorted(ratios.items(), key=lambda item: -item[1]))
 

@@ -263,9 +263,9 @@ def _members(mix: Mix, chosen: Sequence[int], weights: Floats, target: Floats) -
 def _why(mix: Mix, place: int, hours: float, target: Floats) -> str:
     """What of the fleet a member stands for: the families of which it has most, and the hours of its own."""
     families = mix.places(FAMILY)
-    ours = hours * mix.per_hour[place, families]
-    share = np.divide(ours, target[families], out=np.zeros(len(families)), where=target[families] > 0)
-    order = np.argsort(-np.minimum(share, 1.0) * np.sqrt(ours), kind="stable")[:SHARES]
+    member_hours = hours * mix.per_hour[place, families]
+    share = np.divide(member_hours, target[families], out=np.zeros(len(families)), where=target[families] > 0)
+    order = np.argsort(-np.minimum(share, 1.0) * np.sqrt(member_hours), kind="stable")[:SHARES]
     parts = [
         f"{100 * share[one]:.0f} % of {mix.figures[families[one]].name}" for one in order.tolist() if share[one] > 0
     ]

@@ -288,11 +288,11 @@ class _Rows:
         labels = [self.kernels.codes(name) for name in ("family", "op", "shapes")]
         found = []
         for job in largest.tolist():
-            mine = jobs == job
-            rows = np.flatnonzero(mine[self.kernels.row])
+            of_job = jobs == job
+            rows = np.flatnonzero(of_job[self.kernels.row])
             children = _branches(rows, self.kernel_hours, labels, (len(labels[0][1]), TREE_OPS, TREE_SHAPES))
-            idle = float((self.hours * (1 - self.active))[mine].sum())
-            whole = float(self.hours[mine].sum())
+            idle = float((self.hours * (1 - self.active))[of_job].sum())
+            whole = float(self.hours[of_job].sum())
             if idle > 1e-3 * whole:
                 children.append({"name": "idle", "value": idle})
             found.append({"name": names[job], "value": whole, "children": children})

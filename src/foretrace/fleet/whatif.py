@@ -119,9 +119,9 @@ class FleetResponse:
         count, before = self.table.num_rows, self.kernels["ms"]
         found = {}
         for code, name in enumerate(names):
-            mine = codes == code
-            was = np.bincount(self.kernels.row[mine], before[mine], count)
-            now = np.bincount(self.kernels.row[mine], ms[mine], count)
+            of_family = codes == code
+            was = np.bincount(self.kernels.row[of_family], before[of_family], count)
+            now = np.bincount(self.kernels.row[of_family], ms[of_family], count)
             found[name] = np.divide(now, was, out=np.ones(count), where=was > 0)
         return found
 
@@ -304,10 +304,10 @@ def kernel_ms_on(fleet: FleetResponse, platform: Platform, notes: list[str] | No
         ratio[here] = np.where(np.isfinite(priced), priced, np.where(np.isfinite(alike), alike, rooflines))
     families, _ = kernels.codes("family")
     for family in np.unique(families).tolist():  # what has neither call nor sizes changes as the rest of its family
-        mine = families == family
-        known = mine & np.isfinite(ratio)
+        of_family = families == family
+        known = of_family & np.isfinite(ratio)
         typical = float((ms * ratio)[known].sum() / ms[known].sum()) if ms[known].sum() else 1.0
-        ratio[mine & ~np.isfinite(ratio)] = typical
+        ratio[of_family & ~np.isfinite(ratio)] = typical
     talk = np.array([name == COMMUNICATION for name in kernels.codes("family")[1]])[families]
     ratio[talk] = 1.0
     if notes is not None:

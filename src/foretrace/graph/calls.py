@@ -146,9 +146,9 @@ def recorded_kernels(graph: Graph) -> Mapping[Hashable, Launched]:
         took = float(kernels.end[row] - kernels.start[row])
         launched[int(call[place])].append((kernels.names[kernels.name[row]], took))
     repeats: dict[Hashable, list[list[tuple[str, float]]]] = defaultdict(list)
-    for place, theirs in launched.items():
+    for place, of_call in launched.items():
         if place >= 0:
-            repeats[signature(graph.ops[int(rows[place])])].append(theirs)
+            repeats[signature(graph.ops[int(rows[place])])].append(of_call)
     return {key: _median(each) for key, each in repeats.items()}
 
 

@@ -244,7 +244,7 @@ class _Kernel(ast.NodeVisitor):
         return min(found, default=(1, False))
 
     def _value(self, node: ast.expr, at: Mapping[str, Index]) -> Index | None:
-        """An index where variables have these values."""
+        """The value of an index expression at these values of its variables."""
         match node:
             case ast.Constant(int(value)):
                 return value

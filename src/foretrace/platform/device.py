@@ -158,8 +158,8 @@ class Device:
         return max(alike, key=lambda device: len({*_tokens(device.matches)} & tokens), default=None)
 
     def may_be(self, driver_name: str) -> bool:
-        """Whether this is the model that a driver's name tells of, with whatever memory and links; where the name
-        tells of none, whether it has as many processors and as much memory.
+        """Whether a driver's name can be this device's: the same model, with any memory and links; of a name without
+        model, as many processors and as much memory.
 
         >>> Device.named("v100").may_be("Tesla V100-SXM2-16GB"), Device.named("v100").may_be("Tesla T4")
         (True, False)

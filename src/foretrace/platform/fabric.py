@@ -45,7 +45,7 @@ class Curve:
 
     @property
     def nonsense(self) -> str:
-        """What no measurement can have shown; empty where nothing is wrong.
+        """What is impossible about the curve; empty where nothing is.
 
         >>> Curve("all_reduce", 2, 4, 10.0, 100.0, 1.0, ((1024.0, 1.0),), 0.02).nonsense
         'has 2 ranks on 4 nodes'

@@ -328,12 +328,12 @@ def _common_kinds(device: Device) -> set[str]:
 
 
 def _tensor_rate(device: Device) -> float:
-    """Flops of bfloat16 that an SM does in a clock."""
+    """bfloat16 FLOPs that an SM does per clock."""
     return device.peak_tflops[BFLOAT16] * 1e6 / (device.sms * device.clock_mhz)
 
 
 def unlikeness(one: Device, other: Device) -> float:
-    """How unlike two GPUs are in size and speed; infinite where another maker's, or without bfloat16.
+    """Distance between two GPUs in size and speed; infinite between makers, or without bfloat16.
 
     >>> h200 = Device.named("h200")
     >>> [round(unlikeness(Device.named(name), h200), 1) for name in ("h100", "b200", "mi300x")]

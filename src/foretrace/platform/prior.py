@@ -1,4 +1,4 @@
-"""The prior of a calibration: what is said of a GPU's kernels before any of them is measured on it.
+"""The prior of a calibration: models of a GPU's kernels before any of them is measured on it.
 
 It is another platform's kernel models, and how their times are scaled to this GPU. A platform that was calibrated from
 a prior keeps a copy of both in ``models/prior``: it needs nothing but its own folder.
@@ -56,7 +56,7 @@ class PriorRecord:
 
     @property
     def words(self) -> str:
-        """The prior in words."""
+        """The prior as text."""
         return f"{self.name}, scaled" if self.scaling else self.name
 
 

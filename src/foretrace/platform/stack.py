@@ -90,7 +90,7 @@ class Stack:
 
     @property
     def changes(self) -> str:
-        """What it changes, in words."""
+        """What the stack changes, as text."""
         shares = (
             *(
                 [("GEMMs and attention", self.gemm)]

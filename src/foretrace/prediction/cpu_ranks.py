@@ -29,7 +29,7 @@ MEASURED = "measured with the fabric"
 def with_oversubscription(
     ranks: Sequence[SomeRank], fabric: Fabric, world: int, was: int, per_node: int | None
 ) -> tuple[list[SomeRank], list[str]]:
-    """The ranks as slow and as far apart as so many at once are on one machine's processors, and notes on that.
+    """The ranks slowed down and spread by sharing one machine's processors, and notes on that.
 
     Ranks that have devices, or whose oversubscription was not measured, stay as they are.
 
@@ -53,7 +53,7 @@ def with_oversubscription(
 
 
 def as_typical(ranks: Sequence[MeasuredRank], measured: Sequence[MeasuredRank]) -> tuple[list[MeasuredRank], list[str]]:
-    """Ranks that stand for many, as fast as measured ones are on average; and notes on that.
+    """Ranks that stand for many others, with the mean host speed of the measured ones; and notes on that.
 
     Which of these was the first, and how fast its processor just then, says nothing of other ranks. Ranks that have
     devices stay as they are.
@@ -113,8 +113,8 @@ def _busy_before(job: JobTasks, position: int, timeline: Timeline) -> list[tuple
     Ranks do not meet between steps: before the first one it worked since the last one of the step before.
     """
     rank, first = job.ranks[position], int(job.first[position])
-    ours = np.flatnonzero((rank.arrival >= 0) & (job.transfer[position] >= 0))
-    arrival, transfer = rank.arrival[ours], job.transfer[position][ours]
+    matched = np.flatnonzero((rank.arrival >= 0) & (job.transfer[position] >= 0))
+    arrival, transfer = rank.arrival[matched], job.transfer[position][matched]
     edge, which = rank.arrival_edges
     holds = ~np.isin(
         rank.tasks.after[edge], rank.arrival
@@ -122,12 +122,12 @@ def _busy_before(job: JobTasks, position: int, timeline: Timeline) -> list[tuple
     waiting = np.full(len(rank.arrival), len(rank.tasks))
     np.minimum.at(waiting, which[holds], rank.tasks.after[edge[holds]])
     here = slice(first, first + len(rank.tasks))
-    waited = timeline.end[transfer[waiting[ours] < len(rank.tasks)]]
+    waited = timeline.end[transfer[waiting[matched] < len(rank.tasks)]]
     left = float(timeline.end[here].max(initial=-np.inf) - waited.max()) if len(waited) else 0.0
     begins = float(timeline.start[here].min(initial=np.inf)) - max(left, 0.0)
     found = []
     for task, number in zip(arrival.tolist(), transfer.tolist()):
-        done = timeline.end[transfer[waiting[ours] <= _issuing(rank, task)]]
+        done = timeline.end[transfer[waiting[matched] <= _issuing(rank, task)]]
         since = max(begins, float(done.max(initial=-np.inf)))
         found.append((number, max(float(timeline.start[first + task]) - since, 0.0)))
     return found

@@ -86,7 +86,7 @@ def measured_work(calls: Graph, which: NDArray[np.bool_] | None = None) -> Devic
 
 
 def own_time(kernels: KernelTable) -> Floats:
-    """Microseconds that each kernel runs after those before it on its stream have ended.
+    """Microseconds that each kernel runs alone: after those before it on its stream have ended.
 
     A kernel may start while the one ahead of it still runs (programmatic dependent launch, branches of a graph).
     """
@@ -105,7 +105,7 @@ def launched(calls: Graph) -> NDArray[np.bool_]:
 
 
 def merge_work(work: DeviceWork, added: DeviceWork) -> DeviceWork:
-    """Both in the order of their calls, launches counted anew."""
+    """The kernels of two device works in the order of their calls, with launches numbered anew."""
     order = np.argsort(np.concatenate([work.call, added.call]), kind="stable")
 
     def column(name: str) -> Any:

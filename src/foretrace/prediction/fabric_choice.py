@@ -76,13 +76,13 @@ def fabric_of(device: str, world: int, gpus_per_node: int | None = None, size: i
     >>> fabric_of("NVIDIA H100 80GB HBM3", 64).links.network.kind
     'InfiniBand'
     """
-    ours = [fabric for fabric in map(Fabric.named, fabrics()) if fabric.links and _is_of(fabric.links.gpu, device)]
-    ours = [] if device == UNNAMED else ours
-    fitting = [fabric for fabric in ours if _reaches(fabric, world, gpus_per_node)]
+    of_device = [fabric for fabric in map(Fabric.named, fabrics()) if fabric.links and _is_of(fabric.links.gpu, device)]
+    of_device = [] if device == UNNAMED else of_device
+    fitting = [fabric for fabric in of_device if _reaches(fabric, world, gpus_per_node)]
     if size:
         fitting = [fabric for fabric in fitting if fabric.gpus_per_node == size]
     if not fitting:
-        what = f"connects {world} GPUs of the kind {device}" if ours else f"is known for {device or 'a CPU'}"
+        what = f"connects {world} GPUs of the kind {device}" if of_device else f"is known for {device or 'a CPU'}"
         raise ForetraceError(
             f"no shipped fabric {what}",
             "Name one with --fabric. `foretrace platform list` shows the shipped ones; `foretrace platform fabric "
@@ -94,8 +94,8 @@ def fabric_of(device: str, world: int, gpus_per_node: int | None = None, size: i
 
 def _is_of(gpu: str, device: str) -> bool:
     """Whether a fabric's GPU is the device: the model is the same, and both have PCIe cards or neither."""
-    ours, theirs = _words(gpu), _words(device)
-    return ours[0] in theirs and (PCIE in ours) == (PCIE in theirs)
+    fabric_words, device_words = _words(gpu), _words(device)
+    return fabric_words[0] in device_words and (PCIE in fabric_words) == (PCIE in device_words)
 
 
 def _words(name: str) -> list[str]:
@@ -115,8 +115,8 @@ def _distance(fabric: Fabric, device: str, world: int, gpus_per_node: int | None
     alike = [curve for curve in fabric.curves if (curve.nodes > 1) == between]
     off = min((abs(math.log(curve.ranks / world)) for curve in alike), default=math.inf)
     assert fabric.links
-    ours, theirs, network = set(_words(fabric.links.gpu)), set(_words(device)), fabric.links.network
-    this_model = any(word.endswith("gb") for word in ours & theirs)
+    fabric_words, device_words, network = set(_words(fabric.links.gpu)), set(_words(device)), fabric.links.network
+    this_model = any(word.endswith("gb") for word in fabric_words & device_words)
     cloud = between and network is not None and network.kind != WIDESPREAD and not this_model
-    form = len(ours - theirs)  # SXM3 is not SXM2
+    form = len(fabric_words - device_words)  # SXM3 is not SXM2
     return cloud, not alike, form, off, fabric.name

@@ -108,16 +108,16 @@ def _host_gaps(graph: Graph, ops: OpTable) -> Iterator[HostGap]:
     for thread in distinct(ops.thread).tolist():
         calls = np.flatnonzero(ops.thread == thread)
         starts, own = ops.start[calls], np.append(calls, len(ops)).tolist()
-        ours = cut.rows((cut.thread == thread) & (cut.kind != SYNC))
-        meant = np.array([kind in CARRIED_KINDS for kind, _ in cut.causes.items] + [False])[ours.cause]
-        named = ours.rows(meant)
+        on_thread = cut.rows((cut.thread == thread) & (cut.kind != SYNC))
+        meant = np.array([kind in CARRIED_KINDS for kind, _ in cut.causes.items] + [False])[on_thread.cause]
+        named = on_thread.rows(meant)
         for begin, end in zip(*merged(named.start, named.end)[:2]):
             first, beyond = (own[at] for at in np.searchsorted(starts, [begin, end]))
             us = float(end - begin) / graph.profiling_overhead
             yield HostGap(first, beyond, *_longest(named, begin, end), us, True)
         if graph.unprofiled.synced_ms:
             continue
-        rest = ours.rows(~meant)
+        rest = on_thread.rows(~meant)
         pauses = rest.rows((rest.kind == T1) & (rest.duration >= UNEXPLAINED_US))
         for row in range(len(pauses.start)):
             call = own[int(np.searchsorted(starts, pauses.end[row]))]

@@ -62,7 +62,7 @@ def modelled_work(step: DispatchedCalls, platform: Platform, recorded: bool) -> 
 
 
 def _by_models(step: DispatchedCalls, platform: Platform) -> DeviceWork:
-    """What they launch, but for collectives."""
+    """The work of calls by the kernel models, collectives excepted."""
     calls = step.calls
     priced = price_kernels(calls, np.arange(len(calls.ops), dtype=np.int32), platform)
     exchanges = {one.op for one in calls.collectives if one.is_sized}
@@ -130,7 +130,7 @@ def _not_modelled(work: DeviceWork, total: float, calls: Graph, platform: Platfo
 
 
 def _named(share: dict[str, float]) -> str:
-    """Ops with their share of the device time, and that of all."""
+    """Ops with their shares of the device time, and the sum of these."""
     largest = sorted(share, key=lambda name: -share[name])
     named = ", ".join(f"{name} ({100 * share[name]:.1f} %)" for name in largest[:MAX_NAMED_OPS])
     more = f" and {len(largest) - MAX_NAMED_OPS} more" if len(largest) > MAX_NAMED_OPS else ""
@@ -143,35 +143,35 @@ def _kind(name: str) -> int:
 
 def _with_collectives(work: DeviceWork, calls: Graph, platform: Platform) -> tuple[DeviceWork, list[str]]:
     """The work with one kernel for each collective, on the stream of its group, priced by the fabric."""
-    theirs = [(number, c) for number, c in enumerate(calls.collectives) if c.op >= 0 and len(members(calls, c)) > 1]
-    if not theirs:
+    numbered = [(number, c) for number, c in enumerate(calls.collectives) if c.op >= 0 and len(members(calls, c)) > 1]
+    if not numbered:
         return work, []
     fabric = platform.fabric
     if fabric is None:
-        kinds = ", ".join(sorted({c.kind for _, c in theirs}))
-        return work, [f"{platform.name} has no fabric: {len(theirs)} collectives ({kinds}) take no time here"]
+        kinds = ", ".join(sorted({c.kind for _, c in numbered}))
+        return work, [f"{platform.name} has no fabric: {len(numbered)} collectives ({kinds}) take no time here"]
     from foretrace.cost_models.collectives.pricing import Range, assumptions, price_collective
 
     lanes: dict[object, int] = {}
     first_lane = int(work.stream.max(initial=0)) + 1
     known: dict[object, Range] = {}
-    for _, c in theirs:
+    for _, c in numbered:
         if (c.kind, c.nbytes, _lane(c), c.us) not in known:
             measured = Range(c.us, c.us, c.us) if c.us and not c.is_sized else None
             price_of = measured or price_collective(fabric, c.kind, c.nbytes, members(calls, c))
             known[c.kind, c.nbytes, _lane(c), c.us] = price_of
-    price = [known[c.kind, c.nbytes, _lane(c), c.us] for _, c in theirs]
+    price = [known[c.kind, c.nbytes, _lane(c), c.us] for _, c in numbered]
     added = DeviceWork(
-        call=np.array([c.op for _, c in theirs], np.int32),
-        launch=np.arange(len(theirs), dtype=np.int32) + len(work),
-        stream=np.array([first_lane + lanes.setdefault(_lane(c), len(lanes)) for _, c in theirs], np.int32),
-        kind=np.full(len(theirs), COLLECTIVE, np.int8),
-        name=[c.kind for _, c in theirs],
+        call=np.array([c.op for _, c in numbered], np.int32),
+        launch=np.arange(len(numbered), dtype=np.int32) + len(work),
+        stream=np.array([first_lane + lanes.setdefault(_lane(c), len(lanes)) for _, c in numbered], np.int32),
+        kind=np.full(len(numbered), COLLECTIVE, np.int8),
+        name=[c.kind for _, c in numbered],
         low=np.array([p.low for p in price]),
         typical=np.array([p.typical for p in price]),
         high=np.array([p.high for p in price]),
-        source=np.full(len(theirs), MODEL, np.int8),
-        collective=np.array([number for number, _ in theirs], np.int32),
+        source=np.full(len(numbered), MODEL, np.int8),
+        collective=np.array([number for number, _ in numbered], np.int32),
     )
     return merge_work(work, added), assumptions(fabric, calls.world)
 
@@ -246,7 +246,7 @@ def _slower(kernel: str, there: Device, here: Device) -> float:
 
 
 def _longest(calls: Graph, which: NDArray[np.bool_]) -> str:
-    """Those that took longest, by name."""
+    """The names that took longest."""
     kernels = calls.kernels
     by_code = np.bincount(kernels.name[which], (kernels.end - kernels.start)[which])
     codes = [code for code in np.argsort(-by_code).tolist() if by_code[code]]

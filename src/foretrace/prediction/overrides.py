@@ -124,14 +124,14 @@ def _with_host_of(rank: RankModel, other: RankModel) -> tuple[RankTasks, str]:
     """
     if not isinstance(rank, MeasuredRank) or not isinstance(other, MeasuredRank):
         raise ForetraceError("on a platform all ranks have the same host", "Leave --on out, or say --slow-host.")
-    mine, theirs = _by_segment(rank), _by_segment(other)
-    given = mine.copy()
-    ours, likewise = _matched(_calls(rank), _calls(other))
-    if len(ours) >= SAME_CALLS * max(len(mine), len(theirs)):
-        given[ours] = theirs[likewise]
+    own_us, other_us = _by_segment(rank), _by_segment(other)
+    given = own_us.copy()
+    rows, other_rows = _matched(_calls(rank), _calls(other))
+    if len(rows) >= SAME_CALLS * max(len(own_us), len(other_us)):
+        given[rows] = other_us[other_rows]
         how = "call by call"
     else:
-        given *= theirs.sum() / mine.sum()
+        given *= other_us.sum() / own_us.sum()
         how = "as a whole, since they do not make the same calls"
     tasks = rank.tasks.tasks
     host = tasks.on_host
@@ -141,7 +141,7 @@ def _with_host_of(rank: RankModel, other: RankModel) -> tuple[RankTasks, str]:
     release[host & (release > 0)] += earlier
     said = (
         f"rank {rank.graph.rank} gets the host of rank {other.graph.rank} {how}: {given.sum() / 1e3:.1f} ms of "
-        f"host time instead of {mine.sum() / 1e3:.1f}, and it begins {abs(earlier) / 1e3:.1f} ms "
+        f"host time instead of {own_us.sum() / 1e3:.1f}, and it begins {abs(earlier) / 1e3:.1f} ms "
         f"{'later' if earlier > 0 else 'sooner'}; what its device takes stays as it was"
     )
     changed = replace(tasks, duration=duration, release=np.maximum(release, 0.0))
@@ -166,13 +166,13 @@ def _calls(rank: MeasuredRank) -> list[tuple[int, int, str]]:
     return [(t, k, names[n]) for t, k, n in zip(threads.tolist(), segments.kind.tolist(), code.tolist())]
 
 
-def _matched(mine: list[tuple[int, int, str]], theirs: list[tuple[int, int, str]]) -> tuple[list[int], list[int]]:
+def _matched(calls: list[tuple[int, int, str]], other_calls: list[tuple[int, int, str]]) -> tuple[list[int], list[int]]:
     """Rows of both that are the n-th of the same."""
     places: dict[tuple[int, int, str], list[int]] = {}
-    for row, what in enumerate(theirs):
+    for row, what in enumerate(other_calls):
         places.setdefault(what, []).append(row)
     turns = {what: iter(rows) for what, rows in places.items()}
     pairs = [
-        (row, other) for row, what in enumerate(mine) if (other := next(turns.get(what, iter(())), None)) is not None
+        (row, other) for row, what in enumerate(calls) if (other := next(turns.get(what, iter(())), None)) is not None
     ]
     return [row for row, _ in pairs], [other for _, other in pairs]

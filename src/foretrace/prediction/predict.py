@@ -108,8 +108,9 @@ def predict_on_own_machine(
 
 
 def _no_longer(period_ms: float | None, span_ms: float) -> float | None:
-    """From step to step it takes no longer than with a sync in between, though ranks that drift apart over several
-    simulated steps, and spin while they wait, may seem to.
+    """The time from step to step, at most that of a step with a sync at its end.
+
+    Ranks that drift apart over several simulated steps, and spin while they wait, may seem to take longer.
     """
     return None if period_ms is None else min(period_ms, span_ms)
 

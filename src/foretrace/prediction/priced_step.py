@@ -90,14 +90,14 @@ class PricedStep:
         for one in distinct(self.work.stream) if stream is None else [stream]:
             rows = np.flatnonzero(self.work.stream == one)
             at = np.searchsorted(self.work.call[rows], call, side) + offset
-            ours = (at >= 0) & (at < len(rows))
+            there = (at >= 0) & (at < len(rows))
             if stream is None:
-                ours &= self.stream[call] == one
-            found[ours] = rows[at[ours]]
+                there &= self.stream[call] == one
+            found[there] = rows[at[there]]
         return found
 
     def repeated(self, times: int) -> PricedStep:
-        """The step so many times, one after the other."""
+        """The step unrolled ``times`` times."""
 
         def tiled(column: Any) -> Any:
             return column * times if isinstance(column, list) else np.tile(column, times)
@@ -231,7 +231,10 @@ def _timed_whole(work: DeviceWork, platform: Platform) -> Ints:
 
 
 def _concurrent(calls: Graph) -> NDArray[np.bool_]:
-    """Threads take turns, as autograd's does with the main one, unless their times show that both ran at once."""
+    """Whether calls run at the same time as those of another thread.
+
+    Threads take turns, as autograd's does with the main one, unless their times show that both ran at once.
+    """
     concurrent = np.zeros(len(calls.ops), bool)
     concurrent[1:] = calls.ops.end[:-1] > calls.ops.start[1:]
     return concurrent
@@ -285,9 +288,9 @@ def _waits_between_calls(graph: Graph, calls: Graph) -> Longs:
     segment, launcher = segment[between & (launcher >= 0)], launcher[between & (launcher >= 0)]
     last = np.full(len(segment), -1)
     for thread in distinct(cut.thread[segment]):
-        ours, theirs = np.flatnonzero(cut.thread[segment] == thread), np.flatnonzero(calls.ops.thread == thread)
-        at = np.searchsorted(calls.ops.start[theirs], cut.start[segment[ours]], "right") - 1
-        last[ours] = np.where(at >= 0, np.append(theirs, -1)[at], -1)
+        segments, on_thread = np.flatnonzero(cut.thread[segment] == thread), np.flatnonzero(calls.ops.thread == thread)
+        at = np.searchsorted(calls.ops.start[on_thread], cut.start[segment[segments]], "right") - 1
+        last[segments] = np.where(at >= 0, np.append(on_thread, -1)[at], -1)
     return np.asarray(last[last >= launcher])
 
 

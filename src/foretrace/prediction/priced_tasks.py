@@ -55,7 +55,7 @@ def priced_tasks(step: PricedStep, device: Device) -> TaskGraph:
 
 
 def with_cold_host_penalty(step: PricedStep, tasks: TaskGraph) -> TaskGraph:
-    """The tasks of a step that begins when the host has waited as long as it does in this one.
+    """The tasks with cold-host times: the step begins after a device sync, as long as the longest of its own.
 
     A host that has waited for the device is slow for a while: caches and branch predictors have gone cold.
     """

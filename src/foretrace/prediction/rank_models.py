@@ -100,7 +100,7 @@ class RankModel:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MeasuredRank(RankModel):
-    """A rank whose host and kernels take what they were measured to take."""
+    """A rank with its measured host and kernel times."""
 
     segments: Segments
     stall: Floats
@@ -198,7 +198,7 @@ def leaving_early(ranks: list[MeasuredRank]) -> list[MeasuredRank]:
 
 
 def repeated_tasks(rank: MeasuredRank, tasks: RankTasks, times: int) -> tuple[RankTasks, Longs]:
-    """A measured step so many times, one after the other with nothing between them, and where each of them ends.
+    """A measured step unrolled ``times`` times, with nothing between the copies; and where each of them ends.
 
     Threads and streams go on with the next step where they left the last one, and launches wait while the queue is
     full. What the device had left from before the first step is there once: it is what each step leaves to the next.
@@ -215,13 +215,13 @@ def repeated_tasks(rank: MeasuredRank, tasks: RankTasks, times: int) -> tuple[Ra
     one, count, kernels = tasks.tasks, len(tasks.tasks), rank.graph.kernels
     step = np.arange(times, dtype=np.int64)[:, None]
     is_kernel = one.kind == KERNEL
-    ours = ~is_kernel
-    ours[is_kernel] = ~launched_before(kernels, kernels)[one.row[is_kernel]]
+    of_step = ~is_kernel
+    of_step[is_kernel] = ~launched_before(kernels, kernels)[one.row[is_kernel]]
     duration = np.tile(one.duration, times)
-    duration[count:][~np.tile(ours, times - 1)] = 0.0
-    _, first = np.unique(one.lane[ours], return_index=True)
-    _, last = np.unique(one.lane[ours][::-1], return_index=True)
-    rows = np.flatnonzero(ours)
+    duration[count:][~np.tile(of_step, times - 1)] = 0.0
+    _, first = np.unique(one.lane[of_step], return_index=True)
+    _, last = np.unique(one.lane[of_step][::-1], return_index=True)
+    rows = np.flatnonzero(of_step)
     follows = edges((rows[::-1][last] + step[:-1] * count).ravel(), (rows[first] + step[1:] * count).ravel())
     queue = _queue_edges(rank, one, times)
     inside = edges((one.before + step * count).ravel(), (one.after + step * count).ravel())
@@ -262,11 +262,11 @@ def _queue_edges(rank: MeasuredRank, one: TaskGraph, times: int) -> Pairs:
 
 
 def _profiling_overhead(graph: Graph, step: str | None) -> float:
-    """Profiling overhead of this very step, where unprofiled ones were timed as well; else that of all of them."""
-    ours = [span for span in graph.steps if span.name == step or len(graph.steps) == 1]
-    if not ours or not graph.unprofiled.synced_ms:
+    """Profiling overhead of one step, where unprofiled ones were timed as well; else that of the whole trace."""
+    spans = [span for span in graph.steps if span.name == step or len(graph.steps) == 1]
+    if not spans or not graph.unprofiled.synced_ms:
         return graph.profiling_overhead
-    return ours[0].ms / float(np.median(graph.unprofiled.synced_ms))
+    return spans[0].ms / float(np.median(graph.unprofiled.synced_ms))
 
 
 class MeasuredRankTasks(NamedTuple):
@@ -460,8 +460,8 @@ class PricedRank(RankModel):
     def device_us(self) -> dict[str, float]:
         """By the models that know them."""
         work = self.step.work
-        ours = work.kind != COLLECTIVE
-        return {word: float(work.typical[ours & (work.source == code)].sum()) for code, word in SOURCES.items()}
+        compute = work.kind != COLLECTIVE
+        return {word: float(work.typical[compute & (work.source == code)].sum()) for code, word in SOURCES.items()}
 
 
 def with_arrivals(tasks: TaskGraph, kernel: Longs) -> RankTasks:

@@ -42,7 +42,7 @@ from foretrace.simulation.uncertainty import sample_ends
 
 
 def build_report(job: Job, done: SimulatedJob, device: Device | None) -> StepReport:
-    """What a simulated job says.
+    """Build the report of a simulated job.
 
     The job is given as it was read; the device is what every rank runs on, where its description is known.
     """
@@ -186,7 +186,7 @@ def _coverage(done: SimulatedJob) -> dict[str, float]:
 
 
 def add_idle(report: StepReport, done: SimulatedJob, windows: Sequence[tuple[float, float]]) -> None:
-    """Add how long devices are active and idle in the time window of each rank, by cause, and what limits the step."""
+    """Add device time and idle time by cause, in the time window of each rank, and what limits the step."""
     graphs = [without_host_collective_kernels(graph) for graph in done.graphs]
     kernels = [kernels_in(graph, *window) for graph, window in zip(graphs, windows)]
     for rank, graph, table in zip(report.ranks, graphs, kernels):

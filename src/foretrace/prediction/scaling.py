@@ -146,7 +146,7 @@ def at_world(job: Job, world: int) -> Job:
 
 
 def _check_sizes(job: Job, collectives: Sequence[Collective], sizes: dict[str, tuple[int, int]]) -> None:
-    """Refuse to scale what nothing is known of but how long it took among the ranks of the measured job."""
+    """Refuse to scale collectives without sizes: known is only how long they took among the measured ranks."""
     changed = [one for one in collectives if sizes[one.group][0] != sizes[one.group][1]]
     unknown = sum(not one.is_sized for one in changed)
     if unknown:
@@ -225,7 +225,7 @@ def parse_worlds(text: str) -> list[int]:
 
 
 def _between(found: list[int], last: int) -> list[int]:
-    """What lies between those found and the last one."""
+    """The worlds that dots stand for: between those found and the last one."""
     if not found:
         raise ForetraceError("there is no number before the dots", "Say for instance 1,2,4,...,1024.")
     latest = found[-1]

@@ -88,7 +88,7 @@ def _kernel_groups(calls: Graph, step: PricedStep) -> tuple[Ints, Ints]:
 
 
 def _numbered(words: list[str]) -> Ints:
-    """The place that each word has among the different ones, in the order of the alphabet."""
+    """A code for each word: its position among the distinct ones in alphabetical order."""
     place = {word: place for place, word in enumerate(sorted(set(words)))}
     return np.array([place[word] for word in words], np.int32)
 

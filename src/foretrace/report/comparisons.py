@@ -167,8 +167,8 @@ def _check_facts(check: Check) -> Iterator[Fact]:
         predicted, measured = check.kernels
         yield "device", _both_ms(pair), f"{off(pair)}; active, in {predicted:.0f} and {measured:.0f} kernels"
     if check.peak_memory_bytes:
-        ours, theirs = check.peak_memory_bytes
-        yield "memory", f"{bytes_(ours)}, {bytes_(theirs)}", off((ours, theirs))
+        predicted_bytes, measured_bytes = check.peak_memory_bytes
+        yield "memory", f"{bytes_(predicted_bytes)}, {bytes_(measured_bytes)}", off((predicted_bytes, measured_bytes))
     shares = ", ".join(f"{percent(share)} {COVERAGE[how]}" for how, share in check.coverage.items() if round(share, 4))
     yield "known", "", shares or "the step gives the device nothing to do"
 
@@ -217,7 +217,7 @@ def whatif_blocks(found: WhatIf, top: int | None) -> Blocks:
 
 
 def whatif_title(found: WhatIf) -> str:
-    """What is changed where."""
+    """The changes, and the platform."""
     return f"{found.before.source or 'the step'} on {found.after.platform}, with {', '.join(found.changes)}"
 
 

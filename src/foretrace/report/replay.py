@@ -71,13 +71,13 @@ def _replay_title(replay: Replay) -> str:
 
 def _replay_facts(replay: Replay) -> Iterator[Fact]:
     for name, field, shown, unit, meaning in FIGURES:
-        ours, theirs = getattr(replay, field), replay.original.get(field)
-        if ours is None:
+        replayed, recorded = getattr(replay, field), replay.original.get(field)
+        if replayed is None:
             continue
-        if theirs is None:
-            yield name, f"{shown(ours)}{unit}", meaning
+        if recorded is None:
+            yield name, f"{shown(replayed)}{unit}", meaning
         else:
-            yield name, f"{shown(ours)}, {shown(theirs)}{unit}", f"{off((ours, theirs))}; {meaning}"
+            yield name, f"{shown(replayed)}, {shown(recorded)}{unit}", f"{off((replayed, recorded))}; {meaning}"
     for field, figure in (replay.system or {}).items():
         if field in SYSTEM:
             name, form, meaning = SYSTEM[field]

@@ -134,8 +134,8 @@ def rank_list(ranks: Sequence[int]) -> str:
 
 def _alternatives(plan: PlanReport, top: int | None) -> RenderableType:
     most = max((row.step_ms for row in plan.alternatives), default=1.0)
-    ours = ["this plan", ms(plan.step_ms), "", percent(plan.limits.balance), bar(plan.step_ms / most)]
-    rows = [ours] + [
+    this_plan = ["this plan", ms(plan.step_ms), "", percent(plan.limits.balance), bar(plan.step_ms / most)]
+    rows = [this_plan] + [
         [row.name if row.fits else f"{row.name} (too large)", ms(row.step_ms), signed(row.slower),
          percent(row.balance), bar(row.step_ms / most)]
         for row in plan.alternatives

@@ -122,15 +122,15 @@ def plan_of(sharded: Any, tables: Sequence[Table]) -> Plan:
 
 def _parameter_sharding(placement: Placement, ranks: Ranks) -> Any:
     """TorchRec's generator of a placement."""
-    from torchrec.distributed import sharding_plan as theirs
+    from torchrec.distributed import sharding_plan as generators
 
     first = placement.ranks[0]
     made = {
-        TABLE_WISE: lambda: theirs.table_wise(rank=first),
-        COLUMN_WISE: lambda: theirs.column_wise(ranks=list(placement.ranks)),
-        ROW_WISE: theirs.row_wise,
-        TABLE_ROW_WISE: lambda: theirs.table_row_wise(host_index=first // ranks.per_node),
-        DATA_PARALLEL: theirs.data_parallel,
+        TABLE_WISE: lambda: generators.table_wise(rank=first),
+        COLUMN_WISE: lambda: generators.column_wise(ranks=list(placement.ranks)),
+        ROW_WISE: generators.row_wise,
+        TABLE_ROW_WISE: lambda: generators.table_row_wise(host_index=first // ranks.per_node),
+        DATA_PARALLEL: generators.data_parallel,
     }
     return made[placement.kind]()
 
@@ -202,15 +202,15 @@ class ForetraceEstimator(ShardEstimator):  # type: ignore[misc]
         ranks = Ranks(self._world, self._per_node, batch)
         communication = Communication(self._fabric, ranks)
         costing = Costing(list(tables.values()), ranks, Batched(self._platform), communication)
-        ours = []
+        options = []
         for option in sharding_options:
             kind = SPECIAL_CASES.get(option.sharding_type, option.sharding_type)
             known = ShardingOption(kind if kind in SHARDING_TYPES else TABLE_WISE, max(1, len(option.shards)))
-            ours.append((numbers[option.name], known))
-        for theirs, (number, option), lookup in zip(sharding_options, ours, costing.marginal(ours).tolist()):
+            options.append((numbers[option.name], known))
+        for planned, (number, option), lookup in zip(sharding_options, options, costing.marginal(options).tolist()):
             forward, backward = lookup
             out, back = _communication_us(costing.tables[number], option, communication)
-            for shard in theirs.shards:
+            for shard in planned.shards:
                 shard.perf = Perf(forward / 1e3, out / 1e3, backward / 1e3, back / 1e3)
 
 

@@ -246,10 +246,10 @@ def _with_lookups(rank: PricedRank, step: RankStep, lookups: LookupTimes, number
     work = rank.step.work
     low, typical, high = work.low.copy(), work.typical.copy(), work.high.copy()
     for phase, rows in enumerate(step.lookups):
-        ours = np.isin(rank.dispatched.rows[work.call], rows)
-        priced_us = max(float(work.typical[ours].sum()), 1e-9)
+        of_lookups = np.isin(rank.dispatched.rows[work.call], rows)
+        priced_us = max(float(work.typical[of_lookups].sum()), 1e-9)
         for times, us in zip((low, typical, high), lookups):
-            times[ours] = work.typical[ours] * (us[number, phase] / priced_us)
+            times[of_lookups] = work.typical[of_lookups] * (us[number, phase] / priced_us)
     priced = replace(rank.step, work=replace(work, low=low, typical=typical, high=high))
     tasks = with_cold_host_penalty(priced, priced_tasks(priced, device))
     kernels = np.array([one.kernel for one in rank.graph.collectives], np.int64)

@@ -116,8 +116,8 @@ class _RetracedStep:
 
     def assemble(self, made: _Sketch, check: _Sketch) -> Graph:
         """The step of a sketch: inputs and gradients keep their ids, the optimizer's calls stay."""
-        ours = [*self.inputs.values(), *(gradient for _, gradient in self.pairs)]
-        ids = SketchIds(self.ops, zip(made.known, ours))
+        marked = [*self.inputs.values(), *(gradient for _, gradient in self.pairs)]
+        ids = SketchIds(self.ops, zip(made.known, marked))
         calls = self._edited(made, check, ids)
         optimizer = self._optimizer(calls, ids.storages(made.freed))
         end = max((call.origin for call in optimizer), default=len(self.ops))

@@ -92,8 +92,8 @@ class Cache:
     def page(self, key: Hashable, made: Callable[[], Page]) -> Page:
         """The page of a key; ``made`` makes it where it is not known."""
         with self._lock:
-            ours = self._making.setdefault(key, Lock())
-        with ours:
+            lock = self._making.setdefault(key, Lock())
+        with lock:
             with self._lock:
                 if key in self.pages:
                     self.pages.move_to_end(key)

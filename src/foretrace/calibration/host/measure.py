@@ -209,7 +209,7 @@ def _round(steps: list[_Step], single: SingleCalls | None, done: HostOutcome) ->
 
 
 def _in_a_row(timed: Callable[[], T]) -> list[T]:
-    """Some of a kind in a row; the first one, which comes after another kind, does not count."""
+    """Repeats of a step in a row; the first one, which comes after another step, is dropped."""
     times = []
     for _ in range(IN_A_ROW + 1):
         times.append(timed())

@@ -36,7 +36,7 @@ class Training:
     """Runs between backward and update, as gradient clipping does."""
 
     def timed_step(self) -> Phases:
-        """Do one step; the host time of each part, whatever the device still has to do."""
+        """Do one step; the host time of each part, without waiting for the device."""
         stamps = [time.perf_counter_ns()]
         self.optimizer.zero_grad(set_to_none=True)
         stamps.append(time.perf_counter_ns())

@@ -168,17 +168,17 @@ def workers_for(device: Any, seconds: float) -> int:
 
 def _start(device: Any) -> Worker:
     """A new Python, which does not run the user's script again as those of `multiprocessing` do."""
-    ours, theirs = Pipe()
-    with theirs:
+    connection, child_end = Pipe()
+    with child_end:
         process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(theirs.fileno()), str(os.getpid())],
-            pass_fds=[theirs.fileno()],
+            [sys.executable, "-c", PROGRAM, str(child_end.fileno()), str(os.getpid())],
+            pass_fds=[child_end.fileno()],
             stdout=subprocess.DEVNULL,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
             start_new_session=True,  # Ctrl-C goes to the main process, which ends them
         )
-    ours.send(device)
-    return Worker(process, ours)
+    connection.send(device)
+    return Worker(process, connection)
 
 
 def serve(handle: int, parent: int) -> None:

@@ -71,7 +71,7 @@ def read_lines(path: Path) -> Iterator[str]:
 
 
 def read_entries(path: Path, what: str, take: Callable[[dict[str, Any]], None]) -> None:
-    """Hand each entry of a file over; an error names the line that is not ``what`` it should be."""
+    """Pass each entry of a file to ``take``; an error names the line and ``what`` is wrong with it."""
     for number, text in enumerate(read_lines(path), 1):
         try:
             take(json.loads(text))
@@ -105,6 +105,6 @@ def unpack_lines(data: bytes) -> list[str]:
 
 
 def _filled(form: str, columns: Iterator[str]) -> Iterator[str]:
-    """The lines of a form, from its columns, which come next."""
+    """The lines of a packed form, filled from the columns that follow it."""
     holes = [next(columns).split() for _ in range(form.count(HOLE))]
     return map(form.replace("%", "%%").replace(HOLE, "%s").__mod__, zip(*holes, strict=True))

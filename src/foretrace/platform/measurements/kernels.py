@@ -47,7 +47,7 @@ class Measurement:
 
     @property
     def on_processor(self) -> bool:
-        """Whether a CPU did it, and the whole call was timed."""
+        """Whether it was measured on a CPU, where the whole call is timed."""
         return bool(self.cold) and [name for name, _ in self.cold[0]] == [CALL]
 
     def us(self, state: str) -> float:

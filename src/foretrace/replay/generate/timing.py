@@ -222,8 +222,8 @@ def original_of(graph: Graph, plan: Plan, obfuscate: bool = False) -> dict[str, 
     """
     table, rows = graph.kernels, {row for call in plan.recorded for row in call.rows}
     named = zip(table.name.tolist(), table.op.tolist(), (table.end - table.start).tolist())
-    ours = [(table.names[code], us) for code, op, us in named if plan.whole or op in rows]
-    kernels = kernels_by_name([(_shown(name, obfuscate), us) for name, us in ours])
+    taken = [(table.names[code], us) for code, op, us in named if plan.whole or op in rows]
+    kernels = kernels_by_name([(_shown(name, obfuscate), us) for name, us in taken])
     synced, rate = graph.unprofiled.synced_ms, graph.unprofiled.back_to_back_ms
     unknown = "the recording timed no unprofiled steps"
     if not plan.whole:

@@ -1,4 +1,4 @@
-"""Functions that the lines of ``step.py`` call besides operators: host pace, streams, events, stand-ins."""
+"""Functions that ``step.py`` calls besides operators: host pace, streams, events, stand-ins."""
 
 from __future__ import annotations
 

@@ -38,17 +38,17 @@ def compare_kernels(kernels: list[tuple[str, float]], original: dict[str, list[f
     # The original's list has names cut, or obfuscated.
     secret = {obfuscated(name): name for name, _ in kernels}
     listed = {name: hidden if hidden in original else name[:MAX_NAME_CHARS] for hidden, name in secret.items()}
-    ours = kernels_by_name([(listed[name], us) for name, us in kernels])
+    replayed = kernels_by_name([(listed[name], us) for name, us in kernels])
     total = sum(ms for _, ms in original.values())
-    both = [name for name in original if name in ours]
-    there = sum(original[name][1] * min(1.0, ours[name][0] / original[name][0]) for name in both)
+    both = [name for name in original if name in replayed]
+    there = sum(original[name][1] * min(1.0, replayed[name][0] / original[name][0]) for name in both)
     rows = []
     for name in sorted(both, key=lambda name: -original[name][1]):
-        (count, ms), (was_count, was_ms) = ours[name], original[name]
+        (count, ms), (was_count, was_ms) = replayed[name], original[name]
         row = {"name": name, "count": int(count), "ms": ms, "was_count": int(was_count), "was_ms": was_ms}
         rows.append(row)
     share = there / total if total else None
-    return {"same": share, "matched": rows, "missing": _named(original, ours), "extra": _named(ours, original)}
+    return {"same": share, "matched": rows, "missing": _named(original, replayed), "extra": _named(replayed, original)}
 
 
 def obfuscated(name: str) -> str:
@@ -144,8 +144,8 @@ def merge_ranks(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     whole = {**slowest, "world": len(results), "original": dict(slowest["original"])}
     for field in ("step_ms", "step_ms_back_to_back", "kernel_ms", "launches", "peak_memory_bytes"):
         whole[field] = max((r[field] for r in results if r[field] is not None), default=None)
-        theirs = [result["original"].get(field) for result in results]
-        whole["original"][field] = max((figure for figure in theirs if figure is not None), default=None)
+        originals = [result["original"].get(field) for result in results]
+        whole["original"][field] = max((figure for figure in originals if figure is not None), default=None)
     whole["coverage"] = shares([result["weights"] for result in results])
     whole["ops"] = {}
     for result in results:
@@ -195,15 +195,16 @@ def _figures(result: dict[str, Any]) -> Iterator[str]:
         ("memory", "peak_memory_bytes", format_bytes),
     )
     known = [(name, show, result[field], was.get(field)) for name, field, show in rows if result[field] is not None]
-    compared = any(theirs is not None for *_, theirs in known)
+    compared = any(recorded is not None for *_, recorded in known)
     where = was.get("device", result["device"])
     original = f"; the original ran on {where}" if compared and where != result["device"] else ""
     yield f"replayed on {result['device']}{'' if result['paced'] else ', not paced'}{original}"
     yield f"{'':10}{'replay':>12}{'original' if compared else '':>12}".rstrip()
-    for name, show, ours, theirs in known:
-        was_shown = "" if not compared else "–" if theirs is None else show(theirs)
-        off = f"{round((ours / theirs - 1) * 100, 1) + 0.0:+.1f} %" if theirs else ""  # 0.0 takes the sign off -0.0
-        yield f"  {name:8}{show(ours):>12}{was_shown:>12}  {off}".rstrip()
+    for name, show, replayed, recorded in known:
+        was_shown = "" if not compared else "–" if recorded is None else show(recorded)
+        change = round((replayed / recorded - 1) * 100, 1) + 0.0 if recorded else 0.0  # 0.0 takes the sign off -0.0
+        off = f"{change:+.1f} %" if recorded else ""
+        yield f"  {name:8}{show(replayed):>12}{was_shown:>12}  {off}".rstrip()
     for field, (name, form) in GPU_FIGURES.items():
         if field in (result["system"] or {}):
             yield f"  {name:8}{form.format(result['system'][field]):>12}"

@@ -67,7 +67,7 @@ class Page:
         )
 
     def write(self, path: Path) -> None:
-        """Write it, whole or not at all; missing folders are made, and no file is open_output but a page."""
+        """Write it, whole or not at all; missing folders are made, and no file but a page is overwritten."""
         with open_output(path, PAGE) as file:
             file.write(self.html().encode())
 
@@ -112,7 +112,7 @@ def _environment() -> jinja2.Environment:
     )
     made.filters |= {"ms": ms, "percent": percent, "bytes": bytes_, "short": short_name, "kind": colour_variable}
     made.filters["limit"] = limit_of
-    made.filters["ours"] = markupsafe.Markup
+    made.filters["trusted"] = markupsafe.Markup
     return made
 
 

@@ -111,7 +111,7 @@ def _starts(costing: Costing, empty: PlanState, seed: int) -> dict[str, PlanStat
 
 
 def _best_split(starts: list[PlanState], until: float) -> list[PlanState]:
-    """The start that local search improves most; none of none."""
+    """The best start after local search, in a list; an empty one where there are no starts."""
     for start in starts:
         improve_placement(start)
     return sorted((improve_options(start, until) for start in starts), key=lambda state: state.score())[:1]
@@ -136,7 +136,7 @@ def _improve(
 
 
 def _judged(estimate: Estimate, hbm_budget: float) -> float:
-    """Microseconds; far more for a plan that does not fit."""
+    """Microseconds of a plan by the cost models, with a large penalty where it does not fit."""
     return estimate.step + float(np.maximum(estimate.memory - hbm_budget, 0.0).sum())
 
 

@@ -236,7 +236,7 @@ class PlanState:
         self.load = load
 
     def value(self) -> float:
-        """Microseconds of the step by the sums; more than any step where something does not fit."""
+        """Microseconds of the step by the sums; a penalty above any step where memory does not suffice."""
         most = self.totals.max(axis=0)
         overflow = float(self.overflow_us(self.totals).sum())
         return float(self.rank_us(most[LOAD], most[SENT], most[RECEIVED])) + self.shared() + overflow

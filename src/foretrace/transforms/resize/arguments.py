@@ -137,16 +137,16 @@ def _subsets(forced: Interpretation, candidates: list[int]) -> Iterator[Interpre
 def _of_view(sizes: list[int], made: Tensor, was: Tensor, now: Tensor, change: SizeChange) -> Iterator[Interpretation]:
     """Sizes of a view: each group of its dimensions has as many elements as the group of the base."""
     options: list[list[Interpretation]] = [[UNCHANGED]]
-    for ours, theirs in dim_groups(was.shape, made.shape):
-        old, new = (prod(tensor.shape[dim] for dim in ours) for tensor in (was, now))
+    for base_dims, view_dims in dim_groups(was.shape, made.shape):
+        old, new = (prod(tensor.shape[dim] for dim in base_dims) for tensor in (was, now))
         if old == new:
             continue
         fitting = [
             frozenset([dim]) if sizes[dim] != -1 else UNCHANGED
-            for dim in change.candidates((dim, made.shape[dim]) for dim in theirs)
+            for dim in change.candidates((dim, made.shape[dim]) for dim in view_dims)
             if change.of(made.shape[dim]) * old == made.shape[dim] * new
         ]
-        both = frozenset(dim for dim in theirs if change.holds(made.shape[dim]) and sizes[dim] != -1)
+        both = frozenset(dim for dim in view_dims if change.holds(made.shape[dim]) and sizes[dim] != -1)
         options.append([*fitting, both])
     yield from _unions(options)
 
@@ -170,22 +170,22 @@ def dim_groups(given: tuple[int, ...], made: tuple[int, ...]) -> list[tuple[list
     found: list[tuple[list[int], list[int]]] = []
     a = b = 0
     while a < len(given) or b < len(made):
-        ours: list[int] = []
-        theirs: list[int] = []
+        base_dims: list[int] = []
+        view_dims: list[int] = []
         size, other = 1, 1
         while True:
-            if size <= other and a < len(given) and (not ours or size != other):
+            if size <= other and a < len(given) and (not base_dims or size != other):
                 size *= given[a]
-                ours.append(a)
+                base_dims.append(a)
                 a += 1
-            elif b < len(made) and (not theirs or size != other):
+            elif b < len(made) and (not view_dims or size != other):
                 other *= made[b]
-                theirs.append(b)
+                view_dims.append(b)
                 b += 1
             else:
                 break
-        found.append((ours, theirs))
-        if not ours and not theirs:
+        found.append((base_dims, view_dims))
+        if not base_dims and not view_dims:
             break
     return found
 

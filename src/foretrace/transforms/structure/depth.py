@@ -162,7 +162,7 @@ class AdjacentBlocks:
     def _linked(self, call: SlotCall, other: SlotCall) -> dict[int, int]:
         """Positions at which the first run reads gradients of the second: the copy between them reads those now."""
         pairs = enumerate(zip(call.reads, other.reads))
-        return {place: theirs for place, (_, theirs) in pairs if theirs in self._passed}
+        return {place: slot for place, (_, slot) in pairs if slot in self._passed}
 
     def _reconnected(self, call: SlotCall, copy: _Copy) -> Op:
         """A call that stays: what the two runs passed to each other comes from the copy between them."""
@@ -180,10 +180,10 @@ class AdjacentBlocks:
     def without_second(self) -> Graph:
         """The step without the second run."""
         tensors = self._step.tensors
-        now = {theirs: tensors[ours] for ours, theirs in self._counterpart.items()}
+        now = {counterpart: tensors[slot] for slot, counterpart in self._counterpart.items()}
         for one, two in zip(*self._backward):
             reads = zip(one.reads, two.reads)
-            now.update((theirs, tensors[ours]) for ours, theirs in reads if theirs in self._passed)
+            now.update((counterpart, tensors[slot]) for slot, counterpart in reads if counterpart in self._passed)
         gone = {call.row for call in (*self._forward[1], *self._backward[0])}
         gone |= {row for row, owner in self._owners.of_row.items() if owner == SECOND}
         calls = []

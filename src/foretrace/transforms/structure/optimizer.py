@@ -119,13 +119,13 @@ def _with_update(graph: Graph, ops: list[Op], new: list[Op]) -> Graph:
 
 def _with_step_ids(update: list[Op], pairs: Sequence[tuple[Tensor, Tensor]], ops: list[Op]) -> list[Op]:
     """The calls of a sketched update over the step's weights and gradients, which its first calls mark."""
-    ours = {tensor.id: tensor for pair in pairs for tensor in pair}
+    recorded = {tensor.id: tensor for pair in pairs for tensor in pair}
     marked = [op.tensors[0] for op in update if op.name == MARKER and op.phase != "optimizer"]
     ids = SketchIds(ops, zip(marked, (tensor for pair in pairs for tensor in pair)))
 
     def as_recorded(tensor: Tensor) -> Tensor:
-        our = ours.get(tensor.id, tensor)
-        return replace(our, stride=tensor.stride) if our.stride is None else our
+        known = recorded.get(tensor.id, tensor)
+        return replace(known, stride=tensor.stride) if known.stride is None else known
 
     return [with_tensors(ids.op(op), as_recorded) for op in update if op.phase == "optimizer"]
 
