@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -37,3 +38,12 @@ def test_a_benchmark_finds_what_it_takes_from_others(name: str) -> None:
         for module in {other, f"{other}.__init__"} & TREES.keys():
             there |= made_by(TREES[module])
         assert {one.name for one in line.names} <= there, f"benchmarks.{other} has no such names"
+
+
+def test_the_readme_has_each_claim_with_its_truth() -> None:
+    text = (FOLDER / "README.md").read_text()
+    claims = [name.split(".")[1:] for name in TREES if name.startswith("claims.") and not name.endswith("__init__")]
+    missing = [
+        f"{kind}.{name}" for kind, name in claims if f"{kind}.*" not in text and not re.search(rf"\b{name}\b", text)
+    ]
+    assert claims and not missing
