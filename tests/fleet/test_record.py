@@ -77,3 +77,13 @@ def test_a_packed_call_keeps_all_arguments():
         op.args[2:],
     )
     assert again.tensors[0].stride == image.stride and not again.module
+
+
+def test_a_packed_call_does_not_say_where_in_the_users_code_it_was_made():
+    assert "model.py" not in packed_call(Op("aten::mul", (Tensor((8,), "float32"), 2.0), line="/home/me/model.py:7"))
+
+
+def test_a_sparse_tensor_of_a_call_keeps_its_layout_and_its_stored_elements():
+    sparse = Tensor((1000, 64), "float32", "cuda:0", layout="sparse", stored=640)
+    (found,) = unpacked_call(packed_call(Op("aten::mul", (sparse, 2.0)))).tensors
+    assert (found.shape, found.layout, found.stored) == ((1000, 64), "sparse", 640)

@@ -160,12 +160,12 @@ def packed_call(op: Op) -> str:
     >>> unpacked_call(packed_call(Op("aten::mm", (square, square)))).tensors[0].shape
     (64, 64)
     """
-    bare = replace(op, module="", node="", frees=(), thread=0, stream=0, entered=0)
+    bare = replace(op, module="", node="", frees=(), thread=0, stream=0, entered=0, line="")
     line = json.loads(next(iter(to_lines([bare]))))
     del line["phase"]
     line["new"] = [
-        [dtype, shape, stride, *([layout, device] if (layout, device) != ("strided", ON_DEVICE) else [])]
-        for shape, dtype, device, stride, _, _, _, layout in line.get("new", ())
+        [dtype, shape, stride, *([layout, device, *stored] if (layout, device) != ("strided", ON_DEVICE) else [])]
+        for shape, dtype, device, stride, _, _, _, layout, *stored in line.get("new", ())
     ]
     return json.dumps(line, separators=(",", ":"))
 
@@ -174,7 +174,8 @@ def unpacked_call(text: str) -> Op:
     """The call that `packed_call` wrote; tensors have storages of their own."""
     line = json.loads(text)
     line["new"] = [
-        [shape, dtype, more[1] if more else ON_DEVICE, stride, 0, number, number, more[0] if more else "strided"]
+        [shape, dtype, device, stride, 0, number, number, layout, *stored]
         for number, (dtype, shape, stride, *more) in enumerate(line["new"])
+        for layout, device, *stored in [more or ("strided", ON_DEVICE)]
     ]
     return op_of({**line, "phase": "other"}, [])
