@@ -183,29 +183,27 @@ def predict_on_platform(
     overrides = overrides or RankOverrides()
     job = with_step(Job([what], what.source) if isinstance(what, Graph) else what, step)
     overrides.check(job.world)
-    given = with_own_graphs(job, overrides), kernels, step, overrides, gpus_per_node, drop_gaps
-    report, limit = _predicted(platform, *given), platform.device.power_limit_w
+    job = with_own_graphs(job, overrides)
+
+    def predicted(where: Platform) -> StepReport:
+        done, ranks = _simulate_on_platform(job, where, kernels, step, overrides, gpus_per_node, drop_gaps)
+        return _platform_report(job, where, done, ranks, overrides)
+
+    report, limit = predicted(platform), platform.device.power_limit_w
     if limit is None or not report.sustained_ms or report.sustained_ms <= report.period_ms:
         return report
     active_ms = min(report.device_active_ms, report.period_ms)
     clock = _clock_within_limit(active_ms, report.sustained_ms, report.period_ms)
-    within = _predicted(_at_clock(platform, clock), *given)
+    within = predicted(_at_clock(platform, clock))
     within.keep_draw_of(report)
     within.notes.insert(0, _power_note(limit, clock))
     return within
 
 
-def _predicted(
-    platform: Platform,
-    job: Job,
-    kernels: str | None,
-    step: str | None,
-    overrides: RankOverrides,
-    gpus_per_node: int | None,
-    drop_gaps: bool,
+def _platform_report(
+    job: Job, platform: Platform, done: SimulatedJob, ranks: list[PricedRank], overrides: RankOverrides
 ) -> StepReport:
-    """The report of a job on a platform at its full clock."""
-    done, ranks = _simulate_on_platform(job, platform, kernels, step, overrides, gpus_per_node, drop_gaps)
+    """The report of a job that was simulated on a platform, with its rates, its power and its notes."""
     report = build_report(job, done, platform.device)
     report.platform, report.fabric = platform.name, platform.fabric.name if platform.fabric else None
     stack_notes = []
