@@ -81,6 +81,23 @@ main()
     assert done.stderr == "[]\n"
 
 
+@pytest.mark.parametrize(("subcommand", "most"), [("show", 48), ("shard", 80)])
+def test_a_subcommand_loads_few_of_our_modules(subcommand, most, trace, tmp_path):
+    tables = tmp_path / "tables.csv"
+    tables.write_text("name,rows,dim,pooling\nusers,100000,64,10\nitems,2000,64,1\n")
+    options = [str(trace)] if subcommand == "show" else [str(tables), "--world", "2", "--seconds", "0.1"]
+    code = f"""
+import atexit, sys
+atexit.register(lambda: print(*(name for name in sys.modules if name.startswith("foretrace")), file=sys.stderr))
+sys.argv = ["foretrace", {subcommand!r}, *{options!r}]
+from foretrace.cli.main import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = done.stderr.splitlines()[-1].split()
+    assert "foretrace.cli.main" in loaded and len(loaded) <= most, f"{len(loaded)}: {', '.join(loaded)}"
+
+
 def test_a_mistyped_subcommand_gets_a_suggestion(foretrace):
     assert "Did you mean 'predict'?" in foretrace("prdict", "x").err
 
