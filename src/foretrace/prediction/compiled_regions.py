@@ -35,7 +35,7 @@ class Span(NamedTuple):
 
 
 def spans(graph: Graph, step: DispatchedCalls, name: str) -> list[Span]:
-    """The calls that come after each side call of a name: as many as it says, all without a number."""
+    """The spans that side calls of a name mark: as many calls after each as it says, all where it gives no number."""
     marks = graph.ops.names.matching(name.__eq__)
     found = []
     for row in np.flatnonzero(marks[graph.ops.name]).tolist() if len(graph.ops) and marks.any() else ():

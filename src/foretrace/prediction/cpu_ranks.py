@@ -80,7 +80,7 @@ def _communicating(rank: SomeRank, seen: CpuOverlap, more: bool) -> SomeRank:
 
 
 def expected_last(ranks: int) -> float:
-    """How many standard deviations the last of so many is behind the middle (Blom's approximation).
+    """The expected maximum of so many standard normal values (Blom's approximation): how late the last rank comes.
 
     >>> [round(expected_last(ranks), 2) for ranks in (1, 2, 8)]
     [0.0, 0.59, 1.43]

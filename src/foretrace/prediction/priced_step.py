@@ -271,10 +271,10 @@ def step_waits(graph: Graph, step: DispatchedCalls, blocking_stages: bool = Fals
         # A sync between two calls holds the host at the end of the first of them.
         if op.name in SYNCHRONIZE and 0 < place < len(host):
             host[place - 1] = ALL_STREAMS
-    works = list(_works(side, calls))
+    works = list(_waits_for_collectives(side, calls))
     stream = _working_streams(step) if side else step.stream
     held = _held_streams(works, stream, calls)
-    pairs = {*_events(side, stream), *_seen(calls), *_collectives(calls), *held}
+    pairs = {*_waits_for_events(side, stream), *_waits_in_profile(calls), *_collectives(calls), *held}
     awaited = {(issued, place) for issued, place, _ in works}
     return Waits(host, *(np.array(sorted(some), np.int32).reshape(-1, 2) for some in (pairs, awaited)))
 
@@ -300,14 +300,14 @@ def _side_rows(graph: Graph) -> list[int]:
 
 
 def _working_streams(step: DispatchedCalls) -> Ints:
-    """The stream of each call that gives one something to do; none of the others, which no stream holds up."""
+    """The stream of each call that launches work there; `NO_STREAM` for the others, which wait for no stream."""
     members = {c.op for c in step.calls.collectives}
     silent = [row not in members and launches_nothing(op, "cpu") for row, op in enumerate(step.calls.ops)]
     return np.where(silent, NO_STREAM, step.stream).astype(np.int32)
 
 
-def _events(side: list[tuple[int, Op]], stream: Ints) -> Iterator[tuple[int, int]]:
-    """A stream that waits for an event runs its next call's work after that of the last call before the event."""
+def _waits_for_events(side: list[tuple[int, Op]], stream: Ints) -> Iterator[tuple[int, int]]:
+    """Waits for events between streams: the last call before the event, and the first one of the stream that waits."""
     recorded: dict[str, tuple[int, int]] = {}
     for place, op in side:
         named = {value.kind: value.value for value in op.args if isinstance(value, Constant)}
@@ -321,8 +321,8 @@ def _events(side: list[tuple[int, Op]], stream: Ints) -> Iterator[tuple[int, int
                 yield int(before[-1]), int(after[0]) + place
 
 
-def _works(side: list[tuple[int, Op]], calls: Graph) -> Iterator[tuple[int, int, int]]:
-    """Collectives that are waited for, the call that comes after that wait, and the stream that waits."""
+def _waits_for_collectives(side: list[tuple[int, Op]], calls: Graph) -> Iterator[tuple[int, int, int]]:
+    """Waits for collectives: the call that issued one, the call after the wait, and the stream that waits."""
     waits = [(place, op) for place, op in side if op.name == WORK_WAIT and place < len(calls.ops)]
     if not waits:
         return
@@ -336,7 +336,7 @@ def _works(side: list[tuple[int, Op]], calls: Graph) -> Iterator[tuple[int, int,
 
 
 def _held_streams(works: list[tuple[int, int, int]], stream: Ints, calls: Graph) -> Iterator[tuple[int, int]]:
-    """A wait holds the work that follows on its stream, and not the next collective."""
+    """The collective and the next compute call on the stream that waits for it; the next collective need not wait."""
     members = {c.op for c in calls.collectives}
     for issued, place, held in works:
         later = (np.flatnonzero(stream[place:] == held) + place).tolist()
@@ -349,7 +349,7 @@ def _named_works(values: Iterable[Value]) -> list[str]:
     return [value.value for value in values if isinstance(value, Constant) and value.kind == "work"]
 
 
-def _seen(calls: Graph) -> Iterator[tuple[int, int]]:
+def _waits_in_profile(calls: Graph) -> Iterator[tuple[int, int]]:
     """Waits between streams that a profile shows by its times."""
     if len(distinct(calls.kernels.stream)) < 2:
         return

@@ -94,7 +94,7 @@ def sustained_draw(
 def works(
     calls: Graph, rows: Iterable[int], device: Device, made: Mapping[int, Op] | None = None
 ) -> Iterator[tuple[int, Work, bool]]:
-    """What some calls have to do, and whether their arithmetic counts.
+    """The arithmetic and bytes of calls by row, and whether their arithmetic counts for MFU.
 
     Left out are those without shapes, and those that no family describes: what a custom op reads of its tensors may be
     all of a table or a few rows. ``made`` are these calls, where the caller has them already: those of traces are

@@ -103,7 +103,7 @@ def at_world_resharded(job: Job, world: int) -> Job:
 
 
 def _scattering(graph: Graph) -> int:
-    """How many ranks scatter sums to each other."""
+    """Ranks of the first reduce_scatter; 0 without any."""
     return next((len(members(graph, one)) for one in graph.collectives if one.kind == "reduce_scatter"), 0)
 
 
