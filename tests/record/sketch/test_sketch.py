@@ -223,19 +223,10 @@ def test_a_step_that_fails_leaves_the_model_too() -> None:
     assert weight.grad is None and not optimizer.state and weight.tolist() == [1, 1, 1, 1]
 
 
-DEPENDS = {
-    "aten.nonzero": lambda x: x.nonzero(),
-    "aten._unique2": lambda x: x.unique(),
-    "aten.masked_select": lambda x: x.masked_select(x > 0),
-    "aten.equal": lambda x: torch.equal(x, x),
-}
-
-
-@pytest.mark.parametrize("name", DEPENDS)
-def test_a_result_that_depends_on_the_data_is_named_and_recording_is_offered(name: str) -> None:
+def test_a_result_that_depends_on_the_data_is_named_and_recording_is_offered() -> None:
     with pytest.raises(ForetraceError) as raised:
-        sketch(lambda: DEPENDS[name](torch.randn(4)))
-    assert name in raised.value.what and "depends on the data" in raised.value.what
+        sketch(lambda: torch.bincount(torch.randn(4).long()))
+    assert "aten.bincount" in raised.value.what and "depends on the data" in raised.value.what
     assert "foretrace record" in raised.value.advice
 
 
@@ -399,7 +390,7 @@ def test_everything_is_as_it_was_after_a_sketch() -> None:
     before = (torch.nn.Module.to, torch.nn.functional.dropout, torch.cuda.is_available, torch.optim.Optimizer.zero_grad)
     cuda(lambda: torch.ones(2, device="cuda"))
     with pytest.raises(ForetraceError):
-        cuda(lambda: torch.randn(2, device="cuda").nonzero())
+        cuda(lambda: torch.randn(2, device="cuda").long().bincount())
     after = (torch.nn.Module.to, torch.nn.functional.dropout, torch.cuda.is_available, torch.optim.Optimizer.zero_grad)
     assert before == after
     assert not torch.cuda.is_available() or torch.version.cuda

@@ -7,6 +7,7 @@ to another step than the one that would run, and one while the model is built to
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from math import isfinite
@@ -52,7 +53,19 @@ FLAG, INTEGER = "False for a flag", "1 for an integer, perhaps a size"
 NUMBER, COMPARED = "1 for a number", "1 for a number that is compared"
 ARRAY = "1 for each number of an array, which may decide something"
 PASSED = "PyTorch's own checks of values pass"
-STEERING = (FLAG, INTEGER, COMPARED, ARRAY, CHECKED, RANKED, CHANCE)
+SELECTED = "half of the elements pass a mask of unknown values"
+DISTINCT = "half of the elements are distinct"
+RETURNED = "a custom operator returns half of the rows that it is given"
+SHARES = (SELECTED, DISTINCT, RETURNED)
+"""Sizes that follow from unknown values."""
+SHARE = 0.5
+VARIABLE = "FORETRACE_ASSUME"
+"""Environment variable with what to assume instead, as ``train.py:12=0.1,mask=0.3``: what a line reads, the share of
+the elements that a mask on a line passes, and the share for all other lines."""
+EVERY_MASK = "mask"
+SETTING = rf"({EVERY_MASK}|.+:\d+)=-?\d*\.?\d+(e-?\d+)?"
+TOLD = f"what {VARIABLE} says"
+STEERING = (FLAG, INTEGER, COMPARED, ARRAY, CHECKED, RANKED, CHANCE, *SHARES)
 """What may lead to another step than the one that would run."""
 BUILDING, WARM_UP, STEP = "building", "warm-up", "step"
 
@@ -73,12 +86,15 @@ class Assumptions:
         self._found: dict[tuple[str, str], dict[str, int]] = {}
         self._reads: dict[str, int] = {}
         self._begun = self._last = 0
+        self._told = told(os.environ.get(VARIABLE, ""))
+        self._shared = ""
+        """The first line of the stage of which a share was assumed."""
         self.numbers = 0
         """How many numbers were assumed so far."""
 
     def start(self, stage: str, calls: int = 0) -> None:
         """A stage begins: building, warm-up or the step itself, after so many calls."""
-        self._stage, self._reads = stage, {}
+        self._stage, self._reads, self._shared = stage, {}, ""
         self._begun = self._last = calls
 
     @property
@@ -90,6 +106,9 @@ class Assumptions:
         """What is assumed for a value that is read: False for a flag, otherwise 1."""
         reader, line = _reader()
         self._bound(line, calls)
+        if (said := self._told.get(line.partition(" ")[0])) is not None:
+            self._note(TOLD, line)
+            return said if dtype.is_floating_point else said != 0 if dtype == torch.bool else int(said)
         if dtype.is_floating_point or dtype.is_complex:
             self.numbers += 1
             self._note(number, line)
@@ -97,6 +116,15 @@ class Assumptions:
         if not reader.startswith(DATA):
             self._note(FLAG if dtype == torch.bool else INTEGER, line)
         return False if dtype == torch.bool else 1
+
+    def share(self, what: str) -> tuple[float, str]:
+        """The share of elements that is assumed where values are unknown, and what that rests on."""
+        line = _reader()[1].partition(" ")[0]
+        said = self._told.get(line, self._told.get(EVERY_MASK))
+        if said is not None:
+            return min(1.0, max(0.0, said)), TOLD
+        self._shared = self._shared or line
+        return SHARE, what
 
     def known(self, assumed: frozenset[str], calls: int) -> None:
         """A value is read that rests on assumptions."""
@@ -117,14 +145,16 @@ class Assumptions:
         built = self._read_at(BUILDING, *STEERING, NUMBER)
         notes = [f"assumed while the model was built: {_listed(built)}"] if built else []
         if decisive := self._read_at(STEP, *STEERING):
-            notes.append(f"assumed in the step, and decisive: {_listed(decisive)}")
+            shared = self._shared and not decisive.keys().isdisjoint(SHARES)
+            way_out = f"; {VARIABLE}={self._shared}=0.1 sets another share" if shared else ""
+            notes.append(f"assumed in the step, and decisive: {_listed(decisive)}{way_out}")
         for lines in self._read_at(STEP, NUMBER).values():
             count = sum(lines.values())
             read = "value read on the host (.item()) was" if count == 1 else "values read on the host (.item()) were"
             notes.append(f"{count:,} {read} assumed to be 1{_places(lines)}")
         usual = {
-            **self._read_at(BUILDING, DRAWN),
-            **self._read_at(STEP, FINITE, PASSED, DRAWN, ALIKE, LONGEST, EVEN, COUNTED),
+            **self._read_at(BUILDING, DRAWN, TOLD),
+            **self._read_at(STEP, FINITE, PASSED, DRAWN, ALIKE, LONGEST, EVEN, COUNTED, TOLD),
         }
         return [*notes, f"assumed: {_listed(usual)}"] if usual else notes
 
@@ -170,6 +200,24 @@ class Assumptions:
                 "sketch, and was assumed",
                 "Bound the loop by a number that the script knows, or record a real run.",
             )
+
+
+def told(variable: str) -> dict[str, float]:
+    """What the variable says: by line, the value that is read there, or the share that a mask passes.
+
+    >>> told("train.py:12=0.1, mask=0.3")
+    {'train.py:12': 0.1, 'mask': 0.3}
+    """
+    found = {}
+    for part in filter(None, map(str.strip, variable.split(","))):
+        if not re.fullmatch(SETTING, part):
+            raise ForetraceError(
+                f"{VARIABLE} has {part!r}, which is no line and its value",
+                f"Write lines of the script, and the share for all other masks: {VARIABLE}=train.py:12=0.1,mask=0.3",
+            )
+        place, _, value = part.rpartition("=")
+        found[place] = float(value)
+    return found
 
 
 def _listed(found: dict[str, dict[str, int]]) -> str:

@@ -28,6 +28,7 @@ from foretrace.record.guard.side_effects import script_line
 from foretrace.record.sketch.assumptions import ARRAY, Assumptions
 from foretrace.record.sketch.cuda_api import gpu_is_visible
 from foretrace.record.sketch.packed_sequences import packed
+from foretrace.record.sketch.selections import Selections
 from foretrace.record.sketch.sparse_tensors import SparseTensors
 from foretrace.record.sketch.threads import TURN, ScriptThreads
 from foretrace.record.sketch.values import CHECKED, COUNTED, DRAWN, MAX_INTEGERS, RANKED, UNKNOWN, Values
@@ -60,6 +61,7 @@ class FakeStepMode(FakeTensorMode):
         self.values = Values()
         self.assumptions = Assumptions()
         self._sparse = SparseTensors(self)
+        self._selections = Selections(self)
         self.assumes_arrays = False
         """Whether unknown tensors may become arrays: in programs, and of steps on a GPU, which log, save and act on
         them."""
@@ -99,12 +101,16 @@ class FakeStepMode(FakeTensorMode):
             return made
         if func is torch.ops.aten._local_scalar_dense.default:
             return self._read(args[0])
+        self._selections.count(func, args)
+        if func in FILLS and (filled := self._filled(func, args)) is not None:
+            return filled
         self._local.depth += 1
         try:
             result = super().__torch_dispatch__(func, types, args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
             made = self._shaped_by_values(func, args, kwargs or {})
             made = self._assumed(func, args, kwargs or {}) if made is UNKNOWN else made
+            made = self._selections.result(func, args, kwargs or {}) if made is UNKNOWN else made
             if made is UNKNOWN:
                 raise
             return made
@@ -198,22 +204,15 @@ class FakeStepMode(FakeTensorMode):
         if assumed:
             self.assumptions.known(assumed, self.calls)
 
-        def fake(real: torch.Tensor) -> FakeTensor:
-            result = self.from_tensor(real)
-            self.values.hold(result, real, assumed)
-            return result
-
-        return made if packs else tree_map_only(torch.Tensor, fake, made)
+        return made if packs else tree_map_only(torch.Tensor, lambda real: self.held(real, assumed), made)
 
     def _assumed(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """The result of a call that unknown values decide in theory only; `UNKNOWN` of others."""
         if func is aten.allclose.default:
             self.assumptions.known(frozenset({CHECKED}), self.calls)
             return True
-        if func in FILLS and args[2].numel() == 1:  # the mask chooses what is overwritten
-            made = args[0] if func is aten.index_put_.default else torch.empty_like(args[0])
-            self.values.follow(func, args, kwargs, made)
-            return made
+        if func is aten.equal.default:
+            return self.assumptions.unknown(torch.bool, self.calls)
         if func is aten.bincount.default:
             given = dict(zip(("self", "weights", "minlength"), args)) | kwargs
             if (length := given.get("minlength", 0)) > 0:
@@ -222,6 +221,28 @@ class FakeStepMode(FakeTensorMode):
                 sums = torch.int64 if kind is None else kind if kind == torch.float32 else torch.float64
                 return args[0].new_empty(length, dtype=sums)
         return UNKNOWN
+
+    def _filled(self, func: Any, args: Any) -> Any:
+        """The result of ``tensor[mask] = value`` by an unknown mask with one value; None of other fills."""
+        masks = [place for place in args[1] if isinstance(place, FakeTensor) and place.dtype == torch.bool]
+        if all(self.values.of(mask) is not None for mask in masks):
+            return None
+        if args[2].numel() != 1:
+            self._selections.fill(args[1], args[2])
+            return None
+        made = args[0] if func is aten.index_put_.default else torch.empty_like(args[0])
+        self.values.follow(func, args, {}, made)
+        return made
+
+    def call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """A call as fake tensor mode makes it, with no values."""
+        return super().__torch_dispatch__(func, (), args, kwargs)
+
+    def held(self, real: torch.Tensor, assumed: frozenset[str]) -> FakeTensor:
+        """A fake tensor that has the values of a real one."""
+        result = self.from_tensor(real)
+        self.values.hold(result, real, assumed)
+        return result
 
     def _lifted(self, fake: Any, real: torch.Tensor) -> None:
         """A constant of the script has its values; PyTorch's own way of following them loses aliases."""

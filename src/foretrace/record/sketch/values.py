@@ -120,7 +120,7 @@ class Values:
     @one_thread()
     def hold(self, fake: Any, values: torch.Tensor, assumed: frozenset[str] = frozenset()) -> None:
         """Remember the values of a fake tensor, where it is small; they are copied."""
-        if not _is_small(fake):
+        if not is_small(fake):
             return
         with no_dispatch(), torch._C.DisableTorchFunction():
             storage, nbytes = fake.untyped_storage(), fake.untyped_storage().nbytes()
@@ -130,6 +130,12 @@ class Values:
             view = self.of(fake)
             assert view is not None
             view.copy_(values)
+
+    def hold_storage(self, fake: Any, flags: torch.Tensor, assumed: frozenset[str]) -> None:
+        """Remember the values of all of a mask's storage, of which the tensor may be a part."""
+        self.hold(fake, torch.zeros((), dtype=torch.bool), assumed)
+        with no_dispatch(), torch._C.DisableTorchFunction():
+            torch.empty(0, dtype=torch.bool).set_(self._held[fake.untyped_storage()._cdata].storage).copy_(flags)
 
     def follow(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
         """Compute the values that a call makes or changes; forget those that it makes unknown."""
@@ -202,7 +208,7 @@ class Values:
 
     def _computed(self, func: Any, args: Any, kwargs: Any, given: Any, made: Any, written: Any) -> bool:
         kind = traits(func)
-        if not kind.computable or not all(map(_is_small, made)):
+        if not kind.computable or not all(map(is_small, made)):
             return False
         flags = func is aten.bernoulli.default
         if kind.draws and not all(fake.dim() and (flags or not fake.is_floating_point()) for fake in made):
@@ -243,7 +249,7 @@ class Values:
             known = _own_part(known, args[2], args[4])
         nbytes = sum(fake.numel() * fake.element_size() for fake in received)
         whole = all(map(_fills_its_storage, received)) or nbytes == received[0].untyped_storage().nbytes()
-        if known is None or not whole or not all(map(_is_small, received)):
+        if known is None or not whole or not all(map(is_small, received)):
             return False
         if func.__name__.startswith("allreduce_") and bool(known.any()):
             return False  # which reduction it is, is not known here: zeros stay zeros in each
@@ -269,16 +275,16 @@ class Values:
         if packet in RANKS or (packet in RANKS_WITH_VALUES and len(made) == 2):
             if (
                 made[-1].dim()
-                and _is_small(made[-1])
+                and is_small(made[-1])
                 and (places := self._drawn_places(func, args, kwargs, made[-1])) is not None
             ):
                 self.hold(made[-1], places, frozenset({RANKED}) | self.assumed(args[0]))
             return
-        if packet in COMPARISONS and _is_small(made[0]) and (mask := self._drawn_mask(func, args)) is not None:
+        if packet in COMPARISONS and is_small(made[0]) and (mask := self._drawn_mask(func, args)) is not None:
             self.hold(made[0], mask, self.assumed(*_fakes(args)) | {CHANCE if mask.numel() == 1 else DRAWN})
             return
         rule = ASSUMED.get(packet)
-        found = rule(self, *args) if rule and len(made) == 1 and _is_small(made[0]) else None
+        found = rule(self, *args) if rule and len(made) == 1 and is_small(made[0]) else None
         if found is not None:
             value, why = found
             with no_dispatch():
@@ -304,7 +310,7 @@ class Values:
 
     def _is_uniform(self, fake: Any) -> bool:
         """Whether a tensor is a small part of random numbers from 0 to 1; one number alone is a decision, no data."""
-        if not _is_small(fake) or fake.untyped_storage().nbytes() <= fake.element_size():
+        if not is_small(fake) or fake.untyped_storage().nbytes() <= fake.element_size():
             return False
         drawn = self._drawn.get(fake.untyped_storage()._cdata)
         return drawn is not None and drawn.uniform
@@ -390,7 +396,8 @@ def _leaves(values: Any) -> Iterator[Any]:
             yield value
 
 
-def _is_small(fake: Any, most: int = MAX_ELEMENTS) -> bool:
+def is_small(fake: Any, most: int = MAX_ELEMENTS) -> bool:
+    """Whether values of a tensor of this size are followed."""
     most = most if fake.is_floating_point() else MAX_INTEGERS
     return (
         fake.layout == torch.strided
@@ -401,7 +408,7 @@ def _is_small(fake: Any, most: int = MAX_ELEMENTS) -> bool:
 
 
 def _fills_its_storage(fake: Any) -> bool:
-    return _is_small(fake) and fake.numel() * fake.element_size() == fake.untyped_storage().nbytes()
+    return is_small(fake) and fake.numel() * fake.element_size() == fake.untyped_storage().nbytes()
 
 
 def _is_same(one: Any, other: Any) -> bool:
@@ -483,14 +490,23 @@ def _decided(by: bool) -> Callable[..., Assumption | None]:
     return rule
 
 
+def _checked(passed: bool) -> Callable[..., Assumption | None]:
+    """A check of all elements passes; one for each row (``all(dim)``) chooses among rows."""
+
+    def rule(values: Values, one: Any, *dims: Any) -> Assumption | None:
+        return None if dims else (passed, (CHECKED,))
+
+    return rule
+
+
 ASSUMED: dict[Any, Callable[..., Assumption | None]] = {
     aten.isnan: _finite,
     aten.isinf: _finite,
     aten.eq: _compared(equal=True),
     aten.ne: _compared(equal=False),
-    aten.all: lambda values, *args: (True, (CHECKED,)),
+    aten.all: _checked(passed=True),
     aten._is_all_true: lambda values, *args: (True, (CHECKED,)),
-    aten.any: lambda values, *args: (False, (CHECKED,)),
+    aten.any: _checked(passed=False),
     aten._is_any_true: lambda values, *args: (False, (CHECKED,)),
     aten.randperm: lambda values, count, *args: (torch.arange(count), (SHUFFLED,)),
     aten.bitwise_or: _decided(by=True),
