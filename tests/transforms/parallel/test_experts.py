@@ -176,6 +176,14 @@ def test_experts_that_no_other_rank_has_are_not_reduced(dropless: Graph, options
     assert reduced and all(tensor.numel <= gates for one in reduced for tensor in graph.ops[one.op].tensors)
 
 
+def test_grouped_gemms_add_to_the_float32_gradients_of_experts_as_megatrons_do(dropless: Graph) -> None:
+    graph = parallelize(dropless, data=4, experts=4, microbatches=2, zero1=True, mixed=True).graphs[0]
+    made = [op.produced[0] for op in graph.ops if op.name == "aten::_grouped_mm" and op.phase == "backward"]
+    assert {t.dtype for t in made if len(t.shape) == 3} == {"float32"}
+    added = [op for op in graph.ops if op.name == "aten::add_" and op.node.endswith("AccumulateGrad")]
+    assert not [op for op in added if len(op.tensors[0].shape) == 3]
+
+
 class Layers(nn.Module):
     """A dense layer before three mixtures."""
 

@@ -40,6 +40,8 @@ from foretrace.transforms.weights import (
 
 ADDED, FUSED = "added", "fused"
 """How gradients in half precision are added up in float32."""
+GEMMS = frozenset(("aten::mm", "aten::_grouped_mm"))
+"""What makes gradients of weights, of experts too, and may add to a sum itself."""
 VIEWS = ("aten::t", "aten::transpose", "aten::view", "aten::detach")
 """What else makes a gradient that a GEMM may add to the sum; others are added up afterwards."""
 
@@ -157,7 +159,7 @@ class Stages:
         for op in ops[: last + 1]:
             for tensor in op.produced if op.phase == "backward" else ():
                 made.setdefault(tensor.storage, set()).add(op.name)
-        gemms = {storage for storage, names in made.items() if {"aten::mm"} <= names <= {"aten::mm", *VIEWS}}
+        gemms = {storage for storage, names in made.items() if names & GEMMS and names <= GEMMS.union(VIEWS)}
         return cls(chunks, list(range(last + 1, len(ops))), preexisting, tied, gemms)
 
     def add_up_by_block(self, ops: Sequence[Op]) -> None:
