@@ -124,11 +124,10 @@ class _MixFit:
             active[places[np.argmin(found)]] = False
         return weights, float(self.whole - 2 * weights @ toward + weights @ gram @ weights)
 
-    def completed(self, chosen: list[int], size: int, without: set[int] | None = None) -> list[int]:
-        """Greedy choice: recordings added one by one up to ``size``; the first addition is none of ``without``."""
+    def completed(self, chosen: list[int], size: int) -> list[int]:
+        """Greedy choice: recordings added one by one up to ``size``."""
         while len(chosen) < min(size, len(self.mix.ids)):
-            chosen = [*chosen, self.best_addition(chosen, without)]
-            without = None
+            chosen = [*chosen, self.best_addition(chosen)]
         return chosen
 
     def perturbed(self, chosen: list[int], draw: np.random.Generator) -> list[int]:
@@ -143,10 +142,9 @@ class _MixFit:
         """Recordings exchanged by least squares, then by what is left after the best weights."""
         return self.polished(self.exchanged(chosen))
 
-    def best_addition(self, chosen: list[int], without: set[int] | None = None) -> int:
+    def best_addition(self, chosen: list[int]) -> int:
         """The recording whose addition leaves the least error."""
-        free = [place for place in self._promising(chosen) if not without or place not in without]
-        return min(free or self._promising(chosen), key=lambda place: (self.error([*chosen, place]), place))
+        return min(self._promising(chosen), key=lambda place: (self.error([*chosen, place]), place))
 
     def _promising(self, chosen: list[int], most: int = TRIED) -> list[int]:
         """Recordings that would reduce the error most, were weights allowed to be negative."""

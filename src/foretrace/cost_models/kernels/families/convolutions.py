@@ -380,10 +380,10 @@ def draw_channels(draw: Draw, low: int, high: int) -> int:
     return max(step, draw.whole(low, high) // step * step)
 
 
-def image_side(draw: Draw, low: int = 7, high: int = 112) -> int:
+def image_side(draw: Draw) -> int:
     """Edge of an image: halvings of common image sizes, and any other."""
-    usual = [side for side in (7, 8, 14, 14, 16, 28, 28, 32, 48, 56, 56, 64, 96, 112) if low <= side <= high]
-    return draw.one(usual) if draw.chance(0.7) else draw.whole(low, high)
+    common = (7, 8, 14, 14, 16, 28, 28, 32, 48, 56, 56, 64, 96, 112)
+    return draw.one(common) if draw.chance(0.7) else draw.whole(common[0], common[-1])
 
 
 def _residual(draw: Draw) -> Layer:
