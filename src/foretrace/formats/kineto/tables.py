@@ -134,7 +134,9 @@ def call_table(columns: Columns, ops: OpTable, clock: Clock) -> CallTable:
         unknown = calls.op < 0
         calls.op[unknown] = _by_external_id(columns, ops, rows["external"][order][unknown], calls.start[unknown])
     if calls.names.matching(lambda text: bool(_READS_EVENTS.match(text) or _ASKS.match(text))).any():
-        return _with_unrecorded_waits(calls, ops, clock.spans(columns.device, "correlation")[1])
+        device = columns.device
+        end = clock.since(device["ts"]) + device["dur"].astype(np.float64) * clock.unit
+        return _with_unrecorded_waits(calls, ops, end)
     return calls
 
 
@@ -145,26 +147,28 @@ def _with_unrecorded_waits(calls: CallTable, ops: OpTable, kernel_end: Floats) -
     (DistributedDataParallel does, in every step), and a loop that asks whether an event is over is many calls. Such a
     pause ends as a kernel does.
     """
+    reads = calls.names.matching(lambda text: bool(_READS_EVENTS.match(text)))[calls.name]
     if calls.names.matching(lambda text: "EventSynchronize" in text).any():
-        reads = np.zeros(len(calls), bool)
-    else:
-        reads = calls.names.matching(lambda text: bool(_READS_EVENTS.match(text)))[calls.name]
+        reads[:] = False
     asks = calls.names.matching(lambda text: bool(_ASKS.match(text)))[calls.name]
-    kernel_end, found = np.sort(kernel_end), []
-    for thread in distinct(calls.thread[(reads | asks)]):
-        mine, called = np.flatnonzero(calls.thread == thread), (ops.thread == thread) & np.isin(ops.kind, (CALL, NODE))
-        if not called.any() and not (calls.kind[mine] == LAUNCH).any():
-            continue  # a watchdog
-        busy = [ops.start[called], ops.end[called], calls.start[mine], calls.end[mine]]
-        end = calls.start[mine[reads[mine]]]
-        begin = _last_before(np.sort(np.concatenate(busy)), end)
-        others = np.concatenate([*busy[:2], calls.start[mine[~asks[mine]]]])
-        begins, ends = _asked(calls.rows(mine[asks[mine]]), np.sort(others))
-        begin, end = np.append(begin, begins), np.append(end, ends)
+    kernel_end = np.sort(kernel_end)
+    found: list[tuple[float, float, int]] = []
+    launching = distinct(calls.thread[calls.kind == LAUNCH])  # others are watchdogs
+    for thread in launching[np.isin(launching, calls.thread[reads | asks])].tolist():
+        mine = calls.thread == thread
+        reading, asking = np.flatnonzero(mine & reads), np.flatnonzero(mine & asks)
+        if not len(reading) and not len(_asked(calls, asking, np.zeros(0))[0]):
+            continue
+        called = (ops.thread == thread) & ((ops.kind == CALL) | (ops.kind == NODE))
+        borders = [ops.start[called], ops.end[called], calls.start[mine & ~asks], calls.end[mine & ~asks]]
+        busy = np.sort(np.concatenate(borders))
+        first, last = _asked(calls, asking, busy)
+        row, end = np.append(reading, first), np.append(calls.start[reading], calls.end[last])
+        begin = np.append(_last_before(busy, calls.start[reading]), calls.start[first])
         seen = _last_before(kernel_end, end + EARLY_US)
         waits = (end - begin >= WAIT_US) & (seen >= np.maximum(end - SEEN_US, begin))
-        found += [(at, until, thread) for at, until in zip(begin[waits].tolist(), end[waits].tolist())]
-    return _with_syncs(calls, ops, found) if found else calls
+        found += zip(begin[waits].tolist(), end[waits].tolist(), row[waits].tolist())
+    return _with_syncs(calls, found) if found else calls
 
 
 def _last_before(times: Floats, end: Floats) -> Floats:
@@ -172,33 +176,34 @@ def _last_before(times: Floats, end: Floats) -> Floats:
     return np.asarray(np.append(times, -np.inf)[np.searchsorted(times, end) - 1])
 
 
-def _asked(asks: CallTable, others: Floats) -> tuple[Floats, Floats]:
-    """When loops begin and end that do nothing but ask the device, on one thread."""
-    if not len(asks):
-        return asks.start, asks.end
-    apart = np.diff(np.searchsorted(others, asks.start)) > 0
-    apart |= asks.start[1:] - asks.end[:-1] > WAIT_US
+def _asked(calls: CallTable, asks: Longs, others: Floats) -> tuple[Longs, Longs]:
+    """The first and the last call of each loop that does nothing but ask the device, of the calls of one thread that
+    ask it; ``others`` are the borders of what else the thread does.
+    """
+    if len(asks) < ASKED:
+        return asks[:0], asks[:0]
+    apart = calls.start[asks[1:]] - calls.end[asks[:-1]] > WAIT_US
+    apart |= np.diff(np.searchsorted(others, calls.start[asks], "right")) > 0
     first = np.flatnonzero(np.append(True, apart))
     last = np.append(first[1:], len(asks)) - 1
     often = last - first + 1 >= ASKED
-    return asks.start[first[often]], asks.end[last[often]]
+    return asks[first[often]], asks[last[often]]
 
 
-def _with_syncs(calls: CallTable, ops: OpTable, spans: list[tuple[float, float, int]]) -> CallTable:
-    """The calls with waits for an event at these times, on these threads."""
-    start, end, thread = (np.array(column) for column in zip(*spans))
-    code, names = calls.names.code("cudaEventSynchronize"), calls.names
+def _with_syncs(calls: CallTable, waits: list[tuple[float, float, int]]) -> CallTable:
+    """The calls with waits for an event at these times, each on the thread and inside the op of a call."""
+    start, end, row = (np.array(column) for column in zip(*waits))
     rows = {
-        "name": np.full(len(spans), code), "start": start, "end": end, "thread": thread,
-        "kind": np.full(len(spans), SYNC), "correlation": np.zeros(len(spans)),
-        "op": innermost(ops.thread, ops.start, ops.end, ops.parent, thread.astype(np.int32), start),
+        "name": np.full(len(row), calls.names.code("cudaEventSynchronize")), "start": start, "end": end,
+        "thread": calls.thread[row], "kind": np.full(len(row), SYNC), "correlation": np.zeros(len(row)),
+        "op": calls.op[row],
     }  # fmt: skip
     every = {
         name: np.concatenate([getattr(calls, name), added]).astype(getattr(calls, name).dtype)
         for name, added in rows.items()
     }
     order = call_order(every["start"], every["end"])
-    return CallTable(**{name: column[order] for name, column in every.items()}, names=names)
+    return CallTable(**{name: column[order] for name, column in every.items()}, names=calls.names)
 
 
 def _call_kind(name: str) -> int:
