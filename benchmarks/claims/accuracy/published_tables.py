@@ -7,7 +7,9 @@ description and the nearest other GPU, as the product chooses it, against their 
 predicted within 12 %, and their range must hold 80 %. Calls of other kinds, an L40S, and a B200 without the GB200 that
 has the same chip, since no GPU like them is left, have no limit; but their range must hold 75 % or more, too. Grouped
 GEMMs of the B200's table are of other kernels (TensorRT-LLM's and CUTLASS's) than the H200's (Triton's): a description
-of the GPU tells nothing of that, which is most of the error where it is left out.
+of the GPU tells nothing of that, which is most of the error where it is left out. That no grouped GEMM is predicted to
+be faster than its experts' weights can be read is not in the errors of the first part: a harness that times routing and
+casts, too, can be as fast on two GPUs whose GEMMs are not.
 
     python -m benchmarks.claims.accuracy.published_tables
 """

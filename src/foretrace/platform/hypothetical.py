@@ -250,8 +250,6 @@ def scaling_to(device: Device, measured: Platform, ratios: Path | None = None) -
         return replace(
             own, source=other, base=base, start=start / base.start, least_spread=_neighbour_spread(other, device)
         )
-    if BFLOAT16 not in device.peak_tflops:  # older ones: constants are fitted on times of such
-        return plain
     near = nearest_with_tables(device, source)
     if near is None:
         return replace(plain, least_spread=_neighbour_spread(source, device))
