@@ -181,6 +181,7 @@ def test_a_gpu_by_its_description_is_listed_and_shown(foretrace):
     listed = foretrace("platform", "list").out
     assert re.search(r"^a100 +108 +1,410 +80 +2,039 +40 +19.5 +312  own tables, h200$", listed, re.MULTILINE)
     assert re.search(r"^b300 .* b200$", listed, re.MULTILINE)
+    assert "published tables of b200" in foretrace("platform", "show", "b300").out
     shown = foretrace("platform", "show", "a100").out
     assert "not calibrated: kernel times are scaled from h200" in shown.replace("\n", " ")
     words = json.loads(foretrace("platform", "show", "a100", "--json").out)

@@ -175,6 +175,7 @@ class Summary:
             "exact": self.exact,
             "carried_from": self.scaled_from,
             "tables": {kind: asdict(table) for kind, table in self.tables.items()},
+            "tables_of": self.tables_of if self.tables else None,
         }
 
     def _families(self, index: Path) -> Fields:

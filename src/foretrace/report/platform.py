@@ -28,7 +28,7 @@ def platform_blocks(summary: Document, top: int | None) -> Blocks:
     if fields["device"]:
         yield _rates(fields["device"])
     if fields["tables"]:
-        yield _tables(fields["tables"])
+        yield _tables(fields["tables"], fields["tables_of"])
     if fields["families"]:
         yield _families(fields["families"], scaled=fields["carried_from"] is not None)
     if fields["host"]:
@@ -48,8 +48,9 @@ def _headline(fields: Fields) -> Iterator[Fact]:
     else:
         yield "device", "none", f"`foretrace calibrate device --out {fields['folder']}` measures it"
     if fields["carried_from"]:
-        scaled = "kernel times are scaled from it, by what limits each call on both devices"
-        yield "models", fields["carried_from"], scaled
+        own = fields["tables_of"] == fields["name"]
+        which = "kernel times that the tables below do not tell" if own else "kernel times"
+        yield "models", fields["carried_from"], f"{which} are scaled from it, by what limits each call on both devices"
     if fields["prior"]:
         yield "prior", fields["prior"], "kernel models learned how this device differs from it"
     if fields["exact"]:
@@ -77,7 +78,7 @@ KINDS = {
 }
 
 
-def _tables(tables: Fields) -> RenderableType:
+def _tables(tables: Fields, of: str) -> RenderableType:
     """Published tables by kind of calls; all other calls are scaled by the descriptions of the two GPUs."""
     rows = [
         (KINDS.get(kind, kind), found["table"], found["against"], f"{found['rows']:,}", percent(found["gmae"]),
@@ -85,7 +86,7 @@ def _tables(tables: Fields) -> RenderableType:
         for kind, found in tables.items()
     ]  # fmt: skip
     heads = ("<calls", "<published by", "<divided by", "rows", "error", "90 % within", "in range")
-    return table("fitted on published tables; errors on layers that were held out", heads, rows)
+    return table(f"fitted on published tables of {of}; errors on layers that were held out", heads, rows)
 
 
 def _device(device: Fields) -> str:
