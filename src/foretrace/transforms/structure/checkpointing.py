@@ -165,7 +165,9 @@ class _Recomputation:
             for old, new in zip(self._ops[row].tensors, op.tensors)
             if old.storage != new.storage
         }
-        early = no_longer_read & self._freed
+        ends = {storage: place for place, call in enumerate(calls) for storage in call.op.frees}
+        read_again = {storage for storage, place in ends.items() if last.get(storage, -1) >= place}
+        early = no_longer_read & self._freed | read_again
         places = {call.origin: number for number, call in enumerate(calls)}
         for storage in self._held.keys() & self._freed:
             last[storage] = max(last[storage], places[self._held[storage]])
