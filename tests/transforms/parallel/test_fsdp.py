@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 import gpt
 from foretrace.analysis.dispatched import dispatched_calls
 from foretrace.analysis.memory import peak_memory
+from foretrace.api import as_job
 from foretrace.graph import ForetraceError, Graph, Job
 from foretrace.prediction.priced_step import step_waits
 from foretrace.record.sketch.sketch import sketch
@@ -117,6 +118,21 @@ def test_the_optimizer_changes_shards() -> None:
     graph = fully_sharded_data_parallel(gpt_step(), 8)
     update = next(op for op in graph.ops if op.name == "aten::_foreach_lerp_")
     assert {t.shape for t in update.tensors} >= {(64, 64), (4, 64), (8,)}
+
+
+@pytest.mark.parametrize("shards", ["sharded", "zero1"])
+def test_gradients_are_clipped_in_shards(shards: str) -> None:
+    whole = Job([as_job("python benchmarks/models/llama.py --preset tiny --layers 2 --batch 4", "cuda").graphs[0]])
+    (shared,) = parallelize(whole, data=4, **{shards: True}).graphs
+    for name in ("aten::_foreach_norm", "aten::_foreach_mul_"):  # of clip_grad_norm_
+        (before,), (after,) = (
+            [(row, op) for row, op in enumerate(graph.ops) if op.name == name and op.phase == "forward"]
+            for graph in (*whole.graphs, shared)
+        )
+        parts = [sum(tensor.numel for tensor in op.tensors) for _, op in (before, after)]
+        assert parts[1] == pytest.approx(parts[0] / 4, rel=0.01)
+        ends = [shared.storages[tensor.storage].death for tensor in after[1].tensors]
+        assert all(end < 0 or end > after[0] for end in ends)
 
 
 def test_units_can_be_named() -> None:

@@ -343,11 +343,13 @@ class _ShardedStep:
         return calls
 
     def _changed(self, row: int, op: Op) -> Op:
-        """A call on gathered weights where its unit is gathered, and on shards in the optimizer."""
+        """A call on gathered weights where its unit is gathered, and on shards after backward and in the optimizer."""
         frees = tuple(s for s in op.frees if s not in self.gradients) + tuple(self.frees.get(row, ()))
         op = replace(op, frees=frees)
         if op.phase == "optimizer":
             return with_tensors(op, self._in_optimizer) if not op.name.startswith("c10d::") else op
+        if row > self.units[0].backward[1]:  # gradients are clipped, or scaled back
+            return with_tensors(op, lambda t: replace(self.scattered.get(t.storage, t), id=t.id))
         storages: dict[int, int] = {}
         for span, known in self.spans:
             if row in span:

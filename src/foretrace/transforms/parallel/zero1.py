@@ -96,10 +96,11 @@ class _ShardedStates:
         if self.mixed:
             self._write_weights()
             self._return_placeholders()
+        last = max(row for row, op in enumerate(self.ops) if op.phase == "backward")
         made: list[EditedCall] = []
         freed: tuple[int, ...] = ()
         for row, call in enumerate(calls):
-            for one in (*self.before.get(row, ()), self._changed(call), *self.after.get(row, ())):
+            for one in (*self.before.get(row, ()), self._changed(call, row > last), *self.after.get(row, ())):
                 one.op.frees = (*freed, *one.op.frees)
                 freed = one.op.frees if self._allocates_buffer(one.op) else ()
                 made += [] if self._allocates_buffer(one.op) else [one]
@@ -193,12 +194,13 @@ class _ShardedStates:
                 returned = call_like("aten::detach", (empty,), (self.draft.view(empty, made.shape),), op)
                 self.after.setdefault(row, []).append(EditedCall(returned))
 
-    def _changed(self, call: EditedCall) -> EditedCall:
-        """A call on buffers, or in the optimizer on shards."""
+    def _changed(self, call: EditedCall, after_backward: bool) -> EditedCall:
+        """A call on buffers, or in the optimizer on shards; gradients are clipped, or scaled back, in shards too."""
         op = call.op
         op = replace(op, frees=tuple(storage for storage in op.frees if storage not in self.places))
         in_optimizer = op.phase == "optimizer" and not op.name.startswith("c10d::")
-        return replace(call, op=with_tensors(op, self._in_optimizer if in_optimizer else self._in_buffer))
+        place = self._in_optimizer if in_optimizer else self._in_shard if after_backward else self._in_buffer
+        return replace(call, op=with_tensors(op, place))
 
     def _allocates_buffer(self, op: Op) -> bool:
         """Whether a call allocates what a gradient is added up in: its buffer is there."""
@@ -210,10 +212,13 @@ class _ShardedStates:
         whole, offset = self.places[tensor.storage]
         return replace(tensor, storage=whole.storage, offset=offset + tensor.offset)
 
-    def _in_optimizer(self, tensor: Tensor) -> Tensor:
+    def _in_shard(self, tensor: Tensor) -> Tensor:
         shard = self.shards.get((tensor.storage, tensor.offset))
-        if shard is not None:
-            return replace(shard, id=tensor.id)
+        return self._in_buffer(tensor) if shard is None else replace(shard, id=tensor.id)
+
+    def _in_optimizer(self, tensor: Tensor) -> Tensor:
+        if (tensor.storage, tensor.offset) in self.shards:
+            return self._in_shard(tensor)
         if tensor.storage in self.excluded:
             return tensor
         dtype = FULL if self.mixed and tensor.dtype in HALF_DTYPES else tensor.dtype
