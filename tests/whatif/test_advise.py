@@ -12,7 +12,7 @@ from foretrace.graph import Graph, Job, OpTable
 from foretrace.whatif.advise import advise
 from foretrace.whatif.plan_lines import lines, torchtitan_settings
 from foretrace.whatif.plan_simulator import Simulator
-from foretrace.whatif.plans import Choice, Plan, settings
+from foretrace.whatif.plans import Choice, Plan, batch_of, settings
 from foretrace.whatif.points import Point
 from tests.transforms.agreement import sketched
 
@@ -42,6 +42,15 @@ def test_the_fewest_gpus_for_a_target_are_found_or_the_nearest_named() -> None:
     assert found.plans[0].ranks == 1 and found.plans[0].samples == 8
     never = advise(sketched(gpt), "h200", world=1, goal="fewest", target_ms=1e-6)
     assert "no plan reaches" in never.notes[0] and "device work" in never.notes[0] and never.plans
+
+
+def test_ranks_with_a_batch_each_do_more_in_a_step_also_where_its_size_does_not_show() -> None:
+    step = sketched(gpt, batch=1)
+    assert batch_of(Job([step])) is None
+    found = advise(step, "h200", world=4, fixed=["checkpoint=*"])
+    assert found.plans[0].replicas == 4 and "does not show how many samples" in " ".join(found.notes)
+    with pytest.raises(ForetraceError, match="does not show how many samples"):
+        advise(step, "h200", world=4, goal="fewest", target_ms=100.0)
 
 
 def test_what_is_fixed_stays_and_the_samples_of_a_step_too() -> None:

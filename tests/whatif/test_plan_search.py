@@ -12,7 +12,7 @@ import gpt
 from foretrace.graph import Job
 from foretrace.platform.registry import load_platform
 from foretrace.whatif.plan_search import MAX_SHARE, Search
-from foretrace.whatif.plan_simulator import EXTRAPOLATED, Simulator, rounds
+from foretrace.whatif.plan_simulator import EXTRAPOLATED, Simulator, _extrapolated, rounds
 from foretrace.whatif.plans import Choice, Factor, settings
 from foretrace.whatif.points import Point
 from foretrace.whatif.settings_model import SettingsModel
@@ -140,6 +140,18 @@ def test_few_microbatches_tell_of_many(plan: Choice) -> None:
     assert guess.reserved_bytes == pytest.approx(every.reserved_bytes, rel=0.05)
 
 
+def test_what_fragments_differently_with_each_depth_is_no_line() -> None:
+    few, more = (
+        Point(["data=2"], "h200", 2, None, ms, ms, ms, nbytes * GIB, (nbytes + lost) * GIB)
+        for ms, nbytes, lost in ((1.0, 10, 1), (2.0, 12, 5))
+    )
+    made = _extrapolated(few, more, 11.0)
+    assert made.next_ms == 12.0 and made.memory_bytes == 32 * GIB
+    assert 37 * GIB <= (made.reserved_bytes or 0) <= 46 * GIB
+    shrinking = _extrapolated(more, few, 11.0)
+    assert (shrinking.next_ms, shrinking.memory_bytes, shrinking.reserved_bytes) == (1.0, 10 * GIB, 11 * GIB)
+
+
 def test_a_plan_that_is_too_large_stays_extrapolated_and_its_point_says_so() -> None:
     simulator = Simulator(Job([sketched(gpt, layers=16)]), "h200")
     small, large = ("data=4",), ("batch=64", "data=2", "pipeline=2", "microbatches=64")
@@ -149,7 +161,7 @@ def test_a_plan_that_is_too_large_stays_extrapolated_and_its_point_says_so() -> 
 
 
 def test_the_model_knows_what_it_was_given_and_doubts_what_is_far() -> None:
-    known = np.array([[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]])
+    known = np.array([[1, 0, 0], [1, 1, 0]], np.int8)
     model = SettingsModel(known, np.array([1.0, 2.0]))
-    means, spreads = model.predicted(np.array([[1.0, 1.0, 0.0], [1.0, 1.0, 1.0]]))
+    means, spreads = model.predicted(np.array([[1, 1, 0], [1, 1, 1]], np.int8))
     assert means[0] == pytest.approx(2.0, abs=0.01) and spreads[0] < 0.02 < spreads[1]

@@ -113,8 +113,9 @@ def advise(
     job = one_step(as_job(what, where.device.kind))
     _check_job(job, world)
     end = None if seconds is None else time.monotonic() + seconds
+    batch = EditedJob(job).batch
     if goal == "fewest" and samples is None:
-        samples = EditedJob(job).batch
+        samples = _samples_to_keep(job, batch, world)
     worlds = [world] if goal == "fastest" else [n for n in divisors(world) if goal == "fewest" or n * 8 >= world]
     searches, notes = list[Search](), recorded_notes(job)
 
@@ -150,15 +151,17 @@ def advise(
             plan.apply = lines(plan, few, _script(what), gpus_per_node, count)
         if end is None or time.monotonic() < end:
             _add_ranges(listed[:RANGED], job, where, gpus_per_node, end, on_progress)
-    notes += _remarks(listed, samples)
+    notes += _remarks(listed, samples, batch)
     given = next((plan for plan in searches[-1].plans() if len(settings(plan.changes)) <= 1 + len(fixed)), None)
     space, simulated = sum(len(s.space) for s in searches), sum(s.simulated for s in searches)
     return Advice(job.source, on, world, goal, listed, space, simulated, given, notes, sum(s.pruned for s in searches))
 
 
-def _remarks(listed: Sequence[Plan], samples: int | None) -> Iterator[str]:
+def _remarks(listed: Sequence[Plan], samples: int | None, batch: int | None) -> Iterator[str]:
     if any((plan.sustained_ms or 0.0) > plan.next_ms for plan in listed):
         yield REPEATED
+    if batch is None and any(plan.ranks > 1 for plan in listed):
+        yield "the step does not show how many samples it has: each data parallel rank is taken to have as many"
     if any(plan.estimated for plan in listed):
         yield "plans marked ~ are extrapolated from fewer blocks"
     if samples is None and any("batch" in settings(plan.changes) for plan in listed):
@@ -187,6 +190,16 @@ def _check_job(job: Job, world: int) -> None:
             f"{job.source or 'the step'} has no optimizer: only training is shared between ranks",
             "Give a whole training step, or --world 1.",
         )
+
+
+def _samples_to_keep(job: Job, batch: int | None, world: int) -> int | None:
+    """Samples of a step, which it shall have on any number of GPUs."""
+    if batch is None and world > 1:
+        raise ForetraceError(
+            f"{job.source or 'the step'} does not show how many samples it has, for steps of as many on fewer GPUs",
+            "Give it a batch of several samples.",
+        )
+    return batch
 
 
 @contextmanager

@@ -35,8 +35,8 @@ class PlanBounds:
         self._full, self._activations, self._blocks = 1.0, 0, 1
         self._half = False
         self._rate = cache(self._least_us_per_byte)
-        self._batch, self._slower = batch_of(job), 1.0
-        if job.world > 1 or self._batch is None or where.device.runs_on_host:
+        self._batch, self._slower = batch_of(job) or 1, 1.0  # one that does not show counts as one sample
+        if job.world > 1 or where.device.runs_on_host:
             return
         calls = dispatched_calls(job.graphs[0]).calls
         ops = list(calls.ops)
@@ -70,7 +70,7 @@ class PlanBounds:
         return float(max(work * stage / (data * context * tensor), exchange))
 
     def _exchange_us(self, given: dict[str, str], data: int, context: int, tensor: int, stages: int) -> float:
-        if data * context < 2 or not self._fabric or not self._batch:
+        if data * context < 2 or not self._fabric:
             return 0.0
         nbytes = self._gradients / (tensor * stages) * (0.5 if "dtype" in given else 1.0)
         rate: float = self._rate(data * context, tensor)
@@ -110,7 +110,7 @@ class PlanBounds:
         """Bytes on the fullest GPU with activations, roughly: what the search starts from, and then corrects."""
         given = settings(changes)
         tensor, stages, parts = (int(given.get(name, 1)) for name in ("tensor", "pipeline", "microbatches"))
-        batch = int(given.get("batch", self._batch or 1)) / (self._batch or 1)
+        batch = int(given.get("batch", self._batch)) / self._batch
         mode = given.get("checkpoint", "")
         kept = {"": 1.0, "*": 1 / self._blocks, "1/4": 0.75, "3/4": 0.25}.get(mode, 0.5)
         in_flight = min(stages, parts) / parts / stages / tensor / int(given.get("context", 1))

@@ -60,6 +60,11 @@ def _effort(plan: Choice) -> int:
     return int(given.get("pipeline", 1)) * int(given.get("chunks", 1)) * count
 
 
+def _replicas(plan: Choice, point: Point) -> int:
+    """Ranks with a batch of their own; of a job of several ranks, as many as it has."""
+    return int(settings(plan).get("data", point.ranks))
+
+
 class Search:
     """The plans of one number of ranks: those simulated, and the model that says which to try next."""
 
@@ -92,7 +97,8 @@ class Search:
         self.bounds = PlanBounds(job, where, fabric, gpus_per_node)
         self._sample_us = np.array([self.bounds.sample_us(plan) for plan in self.space])
         self._likely_bytes = np.array([max(self.bounds.likely_bytes(plan), 1.0) for plan in self.space])
-        self._possible = np.array([self.bounds.nbytes(plan) <= self._available(plan) for plan in self.space], bool)
+        self._available = np.array([self._bytes_left(plan) for plan in self.space])
+        self._possible = np.array([self.bounds.nbytes(plan) for plan in self.space]) <= self._available
         self.pruned = int((~self._possible).sum())
 
     @property
@@ -156,7 +162,8 @@ class Search:
         per_second = point.samples / point.next_ms * 1e3 if point.samples else None
         return Plan(
             list(plan), point.ranks, point.step_ms, point.next_ms, point.samples, per_second, point.memory_bytes,
-            point.reserved_bytes, self.fits(plan), point.sustained_ms, estimated=EXTRAPOLATED in point.notes,
+            point.reserved_bytes, self.fits(plan), _replicas(plan, point), point.sustained_ms,
+            estimated=EXTRAPOLATED in point.notes,
         )  # fmt: skip
 
     def _try(self, plans: Sequence[Choice], whole: bool) -> None:
@@ -166,7 +173,7 @@ class Search:
                 self.whole.add(plan)
 
     def _first_plans(self) -> list[Choice]:
-        """The first possible plan, and for each setting the plan that has it and else differs least from that one.
+        """The first plan that likely fits, and for each setting the plan that has it and else differs least from it.
 
         A setting whose plan failed has another one, without what else failed.
         """
@@ -175,11 +182,12 @@ class Search:
         tried = np.array([self._place[plan] for plan in self.points], int)
         wrong = np.array([point.next_ms is None for point in self.points.values()], bool)
         failed, made = (self._features[tried[which]].sum(axis=0) for which in (wrong, ~wrong))
-        base = int(np.argmax(self._possible))
+        likely = self._possible & (self._likely_bytes <= self._available)
+        base = int(np.argmax(likely if likely.any() else self._possible))
         sure = [base, *tried[~wrong].tolist()]
         found = dict.fromkeys(sure)
-        off = np.abs(self._features - self._features[base]).sum(axis=1) + 100.0 * ~self._possible
-        off += 20.0 * self._features @ ((failed > 0) & (made == 0))
+        off = (self._features != self._features[base]).sum(axis=1) + 100.0 * ~self._possible
+        off += 20.0 * self._features[:, (failed > 0) & (made == 0)].sum(axis=1)
         off[tried] = np.inf
         for column in range(1, self._features.shape[1]):
             for value in (0.0, 1.0):
@@ -205,8 +213,7 @@ class Search:
         places = [self._place[plan] for plan in known]
         held = np.log([float(self._held(plan) or 1) for plan in known])
         sizes, spread = self._learned(held, np.log(self._likely_bytes), places, left)
-        limits = np.log([self._available(self.space[place]) for place in left])
-        fitting = normal_cdf((limits - sizes) / spread)
+        fitting = normal_cdf((np.log(self._available[left]) - sizes) / spread)
         least = np.log(np.maximum(self._sample_us, 1e-9))
         times, spread = self._learned(np.log([self._us(plan) for plan in known]), least, places, left)
         times = np.maximum(times, least[left])
@@ -241,7 +248,7 @@ class Search:
 
     def _us(self, plan: Choice) -> float:
         point = self.points[plan]
-        return (point.next_ms or np.inf) * 1e3 / (point.samples or 1)
+        return (point.next_ms or np.inf) * 1e3 / (point.samples or _replicas(plan, point))
 
     def _best_us(self) -> float:
         known = (plan for plan, point in self.points.items() if point.next_ms is not None and self.fits(plan))
@@ -262,9 +269,9 @@ class Search:
             return False
         if point.fits is not None or held is None:
             return point.fits is not False
-        return (point.memory_bytes or 0) <= self._available(plan)
+        return bool((point.memory_bytes or 0) <= self._available[self._place[plan]])
 
-    def _available(self, plan: Choice) -> float:
+    def _bytes_left(self, plan: Choice) -> float:
         """Bytes that PyTorch may take on a GPU."""
         given = settings(plan)
         groups = sum(int(given.get(name, 1)) > 1 for name in ("data", "context", "tensor", "pipeline"))

@@ -58,7 +58,7 @@ class Simulator:
         count = int(settings(changes)["microbatches"])
         made = _extrapolated(few, more, (count - found[0]) / (found[1] - found[0]))
         samples = few.samples and few.samples // found[0] * count
-        if settings(changes).get("schedule") == "interleaved":  # it is full with more microbatches than the few
+        if settings(changes).get("schedule") != "gpipe":  # no more are in flight once it is full
             made = replace(made, memory_bytes=more.memory_bytes, reserved_bytes=more.reserved_bytes)
         return replace(made, changes=list(changes), samples=samples, fits=more.fits)
 
@@ -162,17 +162,23 @@ def with_microbatches(changes: Choice, count: int) -> Choice:
 
 
 def _extrapolated(few: Point, more: Point, ahead: float) -> Point:
-    """The point on the line through two, so many times as far from the first as the second one is."""
+    """The point on the line through two, so many times as far from the first as the second one is.
+
+    What the allocator reserves beyond what is allocated jumps with the order of calls: the sum is taken to grow by no
+    larger share than what is allocated, and never to shrink.
+    """
 
     def line(name: str) -> float:
         first, second = (getattr(point, name) or 0 for point in (few, more))
-        return float(first + (second - first) * ahead)
+        return float(max(first + (second - first) * ahead, second))  # more never take less
 
-    sizes: dict[str, Any] = {
-        name: round(line(name)) for name in ("memory_bytes", "reserved_bytes") if getattr(few, name)
-    }
     known = ("step_ms", "next_ms", "device_ms", *(["sustained_ms"] if few.sustained_ms and more.sustained_ms else []))
-    times: dict[str, Any] = {name: line(name) for name in known}
+    times: dict[str, Any] = {"sustained_ms": None, **{name: line(name) for name in known}}
+    sizes: dict[str, Any] = {"memory_bytes": round(line("memory_bytes"))} if few.memory_bytes else {}
+    if few.memory_bytes and few.reserved_bytes and more.memory_bytes and more.reserved_bytes:
+        most = (more.memory_bytes - few.memory_bytes) * more.reserved_bytes / more.memory_bytes
+        grown = max(min(more.reserved_bytes - few.reserved_bytes, most), 0)
+        sizes["reserved_bytes"] = max(round(more.reserved_bytes + grown * (ahead - 1)), sizes["memory_bytes"])
     return replace(more, fits=None, **times, **sizes)
 
 

@@ -13,11 +13,12 @@ from itertools import product
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from foretrace.errors import ForetraceError
 from foretrace.graph import Job
 from foretrace.graph.op import HALF_DTYPES
-from foretrace.graph.tables import Floats
+from foretrace.graph.tables import Small
 from foretrace.transforms.blocks import all_repeated_blocks
 from foretrace.transforms.parallel.context import attention_kind
 from foretrace.transforms.parallel.experts import expert_count
@@ -70,6 +71,8 @@ class Plan:
     memory_bytes: int | None
     reserved_bytes: int | None
     fits: bool | None
+    replicas: int = 1
+    """Ranks with a batch of their own."""
     sustained_ms: float | None = None
     """From step to step while many are repeated, within the power limit; None where the draw is not known."""
     cost: float | None = None
@@ -85,13 +88,13 @@ class Plan:
 
     @property
     def sample_us(self) -> float:
-        """Microseconds for a sample; of a step whose batch does not show, for a step."""
-        return self.next_ms * 1e3 / (self.samples or 1)
+        """Microseconds for a sample; of a step whose batch does not show, for the batch of one rank."""
+        return self.next_ms * 1e3 / (self.samples or self.replicas)
 
     @property
     def gpu_us(self) -> float:
         """Microseconds of all GPUs together for a sample while steps are repeated, within the power limit."""
-        return self.ranks * max(self.sustained_ms or 0.0, self.next_ms) * 1e3 / (self.samples or 1)
+        return self.ranks * max(self.sustained_ms or 0.0, self.next_ms) * 1e3 / (self.samples or self.replicas)
 
 
 def settings(changes: Iterable[str]) -> dict[str, str]:
@@ -292,43 +295,46 @@ def _contexts(ranks: int, most: int) -> Iterator[Choice]:
             yield (f"context={context}", "context_kind=all-to-all")
 
 
-def features_of(plans: Sequence[Choice], batch: int | None = None) -> Floats:
+def features_of(plans: Sequence[Choice], batch: int | None = None) -> Small:
     """A row of zeros and ones for each plan: what it sets to what; of a number, what it is as large as or larger.
 
     Microbatches count by stage, and data parallel ranks follow from the others; where gradients are accumulated, the
     samples of a microbatch count. The batch of a plan that sets none is the given one.
     """
-    each = [settings(plan) for plan in plans]
-    accumulated = any("microbatches" in given and "pipeline" not in given for given in each)
-    for given in each:
-        given.pop("data", None)
-        if batch is not None:
-            given.setdefault("batch", str(batch))
-        count, stages = int(given.pop("microbatches", 1)), int(given.get("pipeline", 1))
-        if stages > 1:
-            given["microbatches"] = str(count // stages)
-        if accumulated:
-            given["each"] = str(int(given.get("batch", 1)) // count)
-    steps = {
-        name: sorted({int(value) for given in each if (value := given.get(name, "")).isdecimal()})
-        for name in sorted({name for given in each for name in given})
-    }
-    rows = [
-        {
-            (name, at_most)
-            for name, value in given.items()
-            for at_most in ([n for n in steps[name] if n <= int(value)] if value.isdecimal() else [value])
-        }
-        for given in each
-    ]
-    common = set.intersection(*rows) if rows else set()
-    every = sorted({item for row in rows for item in row} - common, key=str)
-    columns = {item: place for place, item in enumerate(every, 1)}
-    found = np.zeros((len(plans), len(columns) + 1))
-    found[:, 0] = 1.0
-    for place, items in enumerate(rows):
-        found[place, [columns[item] for item in items if item in columns]] = 1.0
-    return found
+    accumulated = any("microbatches" in given and "pipeline" not in given for given in map(settings, plans))
+    values: dict[str, dict[int | str, int]] = {}
+    columns: dict[str, npt.NDArray[np.int16]] = {}
+    """For each setting which of its values a plan has; -1 where it sets none."""
+    for place, plan in enumerate(plans):
+        for name, value in _described(settings(plan), batch, accumulated).items():
+            if name not in columns:
+                values[name], columns[name] = {}, np.full(len(plans), -1, np.int16)
+            number = int(value) if value.isdecimal() else value
+            columns[name][place] = values[name].setdefault(number, len(values[name]))
+    found = [np.ones(len(plans), np.int8)]
+    for setting, least in sorted(((name, value) for name in values for value in values[name]), key=str):
+        has = [_reaches(value, least) for value in values[setting]]
+        column = np.array([*has, False], np.int8)[columns[setting]]
+        found += [] if column.all() else [column]
+    return np.stack(found, axis=1)
+
+
+def _described(given: dict[str, str], batch: int | None, accumulated: bool) -> dict[str, str]:
+    """What tells a plan from others, by setting."""
+    given.pop("data", None)
+    if batch is not None:
+        given.setdefault("batch", str(batch))
+    count, stages = int(given.pop("microbatches", 1)), int(given.get("pipeline", 1))
+    if stages > 1:
+        given["microbatches"] = str(count // stages)
+    if accumulated:
+        given["each"] = str(int(given.get("batch", 1)) // count)
+    return given
+
+
+def _reaches(value: int | str, least: int | str) -> bool:
+    """Whether a value is another one, or a number that is larger."""
+    return value >= least if isinstance(value, int) and isinstance(least, int) else value == least
 
 
 def batch_of(job: Job) -> int | None:

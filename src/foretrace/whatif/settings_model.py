@@ -7,7 +7,7 @@ from itertools import product
 
 import numpy as np
 
-from foretrace.graph.tables import Floats
+from foretrace.graph.tables import Floats, Small
 
 SPREADS = tuple(product((0.2, 0.5, 1.0), (0.03, 0.1, 0.2), (0.1, 0.3)))
 """Prior standard deviations of logarithms that are tried: what a setting changes, what two of them do together, and
@@ -26,30 +26,27 @@ class SettingsModel:
     How large these are is what makes the known values most likely, among a few combinations.
     """
 
-    def __init__(self, known: Floats, values: Floats) -> None:
-        self._known, self._mean = known, float(values.mean())
+    def __init__(self, known: Small, values: Floats) -> None:
+        self._known, self._mean = known.astype(np.float64), float(values.mean())
         off = values - self._mean
         likely = -np.inf
         for spreads in SPREADS:
-            covariance = _covariance(known, known, spreads) + NOISE**2 * np.eye(len(known))
+            covariance = _covariance(self._known, self._known, spreads) + NOISE**2 * np.eye(len(known))
             factor = np.linalg.cholesky(covariance)
             fitted = np.linalg.solve(covariance, off)
             evidence = -0.5 * off @ fitted - np.log(np.diag(factor)).sum()
             if evidence > likely:
-                likely, self._spreads, self._weights, self._inverse = (
-                    evidence,
-                    spreads,
-                    fitted,
-                    np.linalg.inv(covariance),
-                )
+                likely, self._spreads, self._weights = evidence, spreads, fitted
+                self._inverse = np.linalg.inv(covariance)
 
-    def predicted(self, asked: Floats) -> tuple[Floats, Floats]:
+    def predicted(self, asked: Small) -> tuple[Floats, Floats]:
         """Mean and standard deviation for what is asked."""
         some = [self._predicted(asked[first : first + AT_ONCE]) for first in range(0, len(asked) or 1, AT_ONCE)]
         mean, spread = (np.concatenate(part) for part in zip(*some))
         return mean, spread
 
-    def _predicted(self, asked: Floats) -> tuple[Floats, Floats]:
+    def _predicted(self, features: Small) -> tuple[Floats, Floats]:
+        asked = features.astype(np.float64)
         near, count = _covariance(asked, self._known, self._spreads), asked.sum(axis=1)
         setting, pair, plan = (spread**2 for spread in self._spreads)
         prior = setting * count + pair * count * (count - 1) / 2 + plan

@@ -123,7 +123,7 @@ def test_the_optimizer_changes_shards() -> None:
 @pytest.mark.parametrize("shards", ["sharded", "zero1"])
 def test_gradients_are_clipped_in_shards(shards: str) -> None:
     whole = Job([as_job("python benchmarks/models/llama.py --preset tiny --layers 2 --batch 4", "cuda").graphs[0]])
-    (shared,) = parallelize(whole, data=4, **{shards: True}).graphs
+    (shared,) = parallelize(whole, data=4, sharded=shards == "sharded", zero1=shards == "zero1").graphs
     for name in ("aten::_foreach_norm", "aten::_foreach_mul_"):  # of clip_grad_norm_
         (before,), (after,) = (
             [(row, op) for row, op in enumerate(graph.ops) if op.name == name and op.phase == "forward"]
