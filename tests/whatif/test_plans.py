@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
@@ -20,6 +21,7 @@ from foretrace.whatif.grammar import read_changes
 from foretrace.whatif.plan_bounds import PlanBounds
 from foretrace.whatif.plan_simulator import Simulator
 from foretrace.whatif.plans import (
+    DEGREES,
     TOKENS_A_RANK,
     Factor,
     _layouts,
@@ -109,6 +111,7 @@ def test_what_traces_the_step_anew_comes_before_what_it_would_undo() -> None:
 
 def test_fixed_settings_are_part_of_every_plan() -> None:
     found = plans_of(factors_of(Job([sketched(gpt)]), 4), ["tensor=2", "seq=16"])
+    assert {math.prod(int(settings(plan).get(name, 1)) for name in DEGREES) for plan in found} == {4}
     assert found and all("tensor=2" in plan and "seq=16" in plan for plan in found)
 
 

@@ -274,18 +274,16 @@ def _none(searches: Sequence[Search], world: int, samples: int | None, fixed: Se
         )
     errors = [point.error for search in searches for point in search.points.values() if point.error]
     kept = f" with {', '.join(fixed)}" if fixed else ""
-    if errors:
-        return ForetraceError(
-            f"no plan can be simulated on {world:,} GPUs{kept}: {errors[0]}", "Try another number of GPUs."
-        )
-    if samples is not None:
+    advice = "Set less, or other numbers." if not errors else "Try another number of GPUs."
+    if samples is not None and samples % world:
         dividing = [n for n in divisors(samples) if n <= 2 * world]
         near = min(dividing, key=lambda n: (abs(n - world), n))
-        return ForetraceError(
-            f"no plan divides {samples:,} samples between {world:,} GPUs{kept}",
-            f"{near:,} GPUs would do, or a multiple of {world:,} samples.",
-        )
-    return ForetraceError(f"no plan divides the step between {world:,} GPUs{kept}", "Set less, or other numbers.")
+        advice = f"{near:,} GPUs would do, or a multiple of {world:,} samples."
+        if not errors:
+            return ForetraceError(f"no plan divides {samples:,} samples between {world:,} GPUs{kept}", advice)
+    if errors:
+        return ForetraceError(f"no plan can be simulated on {world:,} GPUs{kept}: {errors[0]}", advice)
+    return ForetraceError(f"no plan divides the step between {world:,} GPUs{kept}", advice)
 
 
 def _add_ranges(

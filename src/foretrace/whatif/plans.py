@@ -47,6 +47,8 @@ FEWEST_IN_CHUNK = 2
 BUCKETS_MB = 100
 """Buckets of gradients that are tried besides DDP's own of 25 MB."""
 
+DEGREES = ("data", "tensor", "context", "pipeline")
+"""Settings whose product is the number of ranks; 1 where left out."""
 Choice = tuple[str, ...]
 """Changes that belong together, as texts."""
 
@@ -120,7 +122,8 @@ def divisors(number: int) -> list[int]:
 def plans_of(factors: Sequence[Factor], fixed: Sequence[str] = ()) -> list[Choice]:
     """Every combination of choices that makes sense, as changes in the order in which they are made.
 
-    What is fixed is part of each plan; other choices of the same settings are none.
+    What is fixed is part of each plan; other choices of the same settings are none, nor are layouts without a degree
+    of parallelism that is fixed: they would have other numbers of ranks.
 
     >>> plans_of([Factor("batch", [(), ("batch=8",)]), Factor("layout", [("data=2",), ("data=1",)])], ["data=2"])
     [('data=2',), ('batch=8', 'data=2')]
@@ -129,7 +132,7 @@ def plans_of(factors: Sequence[Factor], fixed: Sequence[str] = ()) -> list[Choic
     set_ = settings(fixed)
     for chosen in product(*(factor.choices for factor in factors)):
         given = settings(text for choice in chosen for text in choice)
-        if any(given.get(name, value) != value for name, value in set_.items()):
+        if any(given.get(name, "1" if name in DEGREES else value) != value for name, value in set_.items()):
             continue
         given |= set_
         if _makes_sense(given):
