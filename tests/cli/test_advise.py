@@ -35,6 +35,7 @@ def test_a_target_that_no_plan_reaches_names_the_nearest_and_what_stands_in_the_
         ("--price", "nan", "--price: nan is no number"),
         ("--price", "-1", "-1 is no price of a GPU hour"),
         ("--seconds", "nan", "--seconds: nan is no number"),
+        ("--set", "batch=max", "plans can't have batch=max"),
     ],
 )
 def test_numbers_that_are_none_are_refused(foretrace, script, option, value, said):

@@ -20,7 +20,7 @@ from foretrace.platform.registry import load_platform
 from foretrace.prediction.notes import recorded_notes
 from foretrace.transforms.blocks import all_repeated_blocks
 from foretrace.whatif.changes import EditedJob
-from foretrace.whatif.grammar import read_changes
+from foretrace.whatif.grammar import Change, read_changes
 from foretrace.whatif.plan_lines import lines, reasons
 from foretrace.whatif.plan_search import Search
 from foretrace.whatif.plan_simulator import Simulate, Simulator, fewest_blocks
@@ -107,7 +107,7 @@ def advise(
         Processes that simulate plans, and the address of a Ray cluster, as in `foretrace.sweep`.
     """
     _check(goal, target_ms, memory_limit, world, samples, price)
-    read_changes(fixed)
+    _check_fixed(read_changes(fixed))
     where = load_platform(on, fabric=fabric)
     on_progress(Progress("reading"))
     job = one_step(as_job(what, where.device.kind))
@@ -182,6 +182,15 @@ def _check(
     check_count(world, "world", MAX_RANKS)
     if samples is not None:
         check_count(samples, "samples", 10**9)
+
+
+def _check_fixed(fixed: Iterable[Change]) -> None:
+    for change in fixed:
+        if change.name == "batch" and not change.value.isdecimal():
+            raise ForetraceError(
+                f"plans can't have {change}: they are compared by how many samples they have",
+                "Give a number, as in --set batch=64, or leave it out: several are tried.",
+            )
 
 
 def _check_job(job: Job, world: int) -> None:
