@@ -24,3 +24,8 @@ def test_a_gate_passes_the_same_step_and_fails_a_slower_one(foretrace, script, t
     assert foretrace(*arguments, "--update").code == 0 and base.read_bytes() == written
     other = foretrace("gate", script, "--on", "a100", "--baseline", base)
     assert other.code == 2 and "for the platform h200, not a100" in other.err
+    ranks = foretrace("gate", script, "--world", "2", "--baseline", base)
+    assert ranks.code == 2 and "for the platform h200, not h200, 2 ranks" in ranks.err
+    base.write_text(json.dumps({**json.loads(written), "figures": {"kernels": 1}}))
+    less = foretrace(*arguments)
+    assert less.code == 2 and "has no step_ms" in less.err

@@ -122,6 +122,8 @@ class Baseline:
                     f"{path} was made {what} {before}, not {after}: their figures can't be compared",
                     "Name the baseline that belongs to it, or write it anew with --update.",
                 )
+        if missing := [name for name in FIGURES if name in now.figures and name not in self.figures]:
+            raise ForetraceError(f"{path} has no {', '.join(missing)} to compare with", "Write it anew with --update.")
 
 
 @dataclass
@@ -207,7 +209,10 @@ def predicted_baseline(
         what, on, kernels="model", world=world, fabric=fabric, gpus_per_node=gpus_per_node, on_progress=on_progress
     )
     folder = script.path.parent if script else None
-    return Baseline.of(report, name_of(what), on, folder, version("torch") if script else "")
+    ranks = [f"{world} ranks"] if world else []
+    joined = [*ranks, *([fabric] if fabric else []), *([f"{gpus_per_node} GPUs per node"] if gpus_per_node else [])]
+    platform = ", ".join([on, *joined])
+    return Baseline.of(report, name_of(what), platform, folder, version("torch") if script else "")
 
 
 def figures_of(report: StepReport) -> dict[str, float]:

@@ -177,7 +177,8 @@ class Change:
         elif change and change.check:
             change.check(value)
         else:
-            parse_size(name, value.replace(LARGEST, "1", 1) if name == "batch" else value)
+            largest = name == "batch" and value.partition("/")[0] == LARGEST
+            parse_size(name, value.replace(LARGEST, "1", 1) if largest else value)
         return cls(name, value, where)
 
     def __str__(self) -> str:
