@@ -37,6 +37,7 @@ CAUTIONS = (
     "torch.compile was left out: ",
     "torch.jit was left out, ",
     "FlexAttention is predicted as ",
+    "control flow is predicted as ",
     "the step puts nothing on the GPU: ",
     "much rests on guesses: ",
     "recorded on a CPU: ",

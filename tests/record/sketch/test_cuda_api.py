@@ -168,3 +168,17 @@ def test_a_build_with_cuda_on_a_machine_without_a_gpu_pretends_one(monkeypatch: 
         return lambda: model(x)
 
     assert {t.device for op in sketch(build, device="cuda").ops for t in op.produced} == {"cuda:0"}
+
+
+def test_gradients_may_be_compressed_to_bfloat16_as_nccl_can() -> None:
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+
+    def build() -> Callable[[], Any]:
+        torch.distributed.init_process_group("nccl")
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8).to("cuda"))
+        model.register_comm_hook(None, bf16_compress_hook)
+        return lambda: model(torch.ones(2, 8, device="cuda")).sum().backward()
+
+    (reduced,) = [op for op in sketch(build, device="cuda", world=2).ops if op.name.startswith("c10d::allreduce")]
+    assert {tensor.dtype for tensor in reduced.tensors} == {"bfloat16"}
+    assert torch.version.cuda is None or torch.cuda.is_available()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 from foretrace.graph import ForetraceError
+from foretrace.graph.graph import cautions
 from foretrace.record.sketch.sketch import sketch
 
 on_cuda = pytest.mark.skipif(bool(torch.version.cuda), reason="a build with CUDA runs scripted code as it is")
@@ -183,3 +185,22 @@ def test_experts_of_any_dtype_are_grouped(dtype: torch.dtype) -> None:
         assert torch._grouped_mm(tokens, experts, offs=ends).shape == (32, 24)
 
     assert "aten::_grouped_mm" in [op.name for op in sketch(step).ops]
+
+
+def test_control_flow_runs_as_branches_and_loops() -> None:
+    higher = torch._higher_order_ops
+    layer = torch.nn.Linear(4, 4)
+
+    def step() -> None:
+        x = layer(torch.ones(3, 4))
+        y = torch.cond(torch.tensor(2) > 1, torch.sin, torch.cos, (x,))
+        carried, rows = higher.scan(lambda total, row: (total + row, total * row), torch.zeros(4), y)
+        (carried.sum() + rows.sum()).backward()
+        with torch.no_grad():
+            higher.while_loop(lambda i, z: i < 5, lambda i, z: (i + 1, z.exp()), (torch.tensor(0), x.detach()))
+
+    graph = sketch(step)
+    ops = Counter(op.name for op in graph.ops if op.phase == "forward")
+    assert ops["aten::sin"] == 1 and not ops["aten::cos"] and ops["aten::scatter_"] == 3 and ops["aten::exp"] == 5
+    (caution,) = [note for note in cautions(graph.notes) if note.startswith("control flow")]
+    assert caution.endswith("recomputes nothing: 1 call of cond, 1 call of scan")

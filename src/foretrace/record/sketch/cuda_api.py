@@ -55,7 +55,7 @@ def _rng_state(device: Any = None) -> torch.Tensor:
 
 def gpu_is_visible() -> bool:
     """Whether PyTorch can use a real GPU here; a build with CUDA may stand on a machine without one."""
-    return bool(torch.version.cuda) and torch._C._cuda_getDeviceCount() > 0
+    return getattr(torch._C, "_cuda_getDeviceCount", int)() > 0
 
 
 def _no_graphs(*args: Any, **kwargs: Any) -> Any:
@@ -295,6 +295,9 @@ def pretended_api() -> Iterator[None]:
             replace(torch._C, {"_get_accelerator": lambda *_: torch.device("cuda"),
                                "_cuda_getCurrentRawStream": _always(0), "_scatter": _scatter})  # fmt: skip
             replace(torch.Tensor, {"record_stream": _nothing})
+            patches.enter_context(patch.object(torch.version, "cuda", torch.version.cuda or "12.8"))
+            replace(torch.cuda.nccl, {"version": _always((2, 27, 5))})
+            replace(torch.distributed, {"is_nccl_available": _always(True)})
             replace(torch, {"Stream": PretendStream, "Event": PretendEvent,
                             "_use_cudnn_rnn_flatten_weight": _always(True)})  # fmt: skip
         yield

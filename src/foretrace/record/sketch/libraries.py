@@ -1,10 +1,12 @@
-"""Code that looks for fake tensors, or that can't run on them: transformers, Triton, scripted code, FlexAttention.
+"""Code that looks for fake tensors, or that can't run on them: transformers, Triton, scripted code, FlexAttention,
+operators of control flow.
 
 Libraries that a script has not imported yet are changed once it does.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.abc
 import importlib.machinery
 import sys
@@ -27,6 +29,8 @@ Change = Callable[[ModuleType, ExitStack], None]
 SCRIPTED = "torch.jit was left out, with the fusion of its compiler: {} predicted as eager code"
 FLEXIBLE = "FlexAttention is predicted as attention over all blocks, with no mask and no score function: {}"
 
+IN_PYTHON = "control flow is predicted as the Python code that it stands for, whose backward recomputes nothing: {}"
+
 
 class LeftOut:
     """What a sketch runs in another way than the GPU would, and how often."""
@@ -34,6 +38,7 @@ class LeftOut:
     def __init__(self) -> None:
         self._scripted: set[int] = set()
         self._calls: Counter[str] = Counter()
+        self._loops: Counter[str] = Counter()
         self._compiled = False
 
     def scripted(self, function: Any) -> None:
@@ -47,9 +52,14 @@ class LeftOut:
         else:
             self._compiled = True
 
+    def control_flow(self, name: str) -> None:
+        """Note a call of an operator of control flow, whose backward may recompute its forward."""
+        self._loops[name] += torch.is_grad_enabled()
+
     def reset(self) -> None:
         """Forget calls so far: those of the step that is watched count."""
         self._calls.clear()
+        self._loops.clear()
 
     @property
     def notes(self) -> list[str]:
@@ -65,11 +75,15 @@ class LeftOut:
             compiled = ["compiled calls"] if self._compiled else []
             calls = [_counted(self._calls["call"], "call")] if self._calls else []
             said.append(FLEXIBLE.format(" and ".join(calls + compiled)))
+        if loops := +self._loops:
+            counted = (_counted(count, f"call of {name}") for name, count in loops.items())
+            said.append(IN_PYTHON.format(", ".join(counted)))
         return said
 
 
 def _counted(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+    noun, of, name = what.partition(" of ")
+    return f"{count} {noun}{'' if count == 1 else 's'}{of}{name}"
 
 
 @contextmanager
@@ -208,13 +222,83 @@ def _with_save(made: Any) -> Any:
 
 
 @contextmanager
-def eager_code_on_cuda() -> Iterator[LeftOut]:
+def control_flow_in_python(left_out: LeftOut) -> Iterator[None]:
+    """Run ``cond``, ``while_loop``, ``scan``, ``associative_scan`` and ``map`` as branches and loops.
+
+    So does eager code, but that TorchDynamo traces them first, on fake tensors of its own.
+
+    >>> with control_flow_in_python(LeftOut()):
+    ...     torch.cond(torch.tensor(True), torch.sin, torch.cos, (torch.zeros(1),))
+    tensor([0.])
+    """
+    from torch._higher_order_ops import utils
+
+    with ExitStack() as stack:
+        if hasattr(utils, "_hop_compile_and_call"):
+            uncompiled = lambda function, args, kwargs=None: function(*args, **(kwargs or {}))  # noqa: E731
+            stack.enter_context(patch.object(utils, "_hop_compile_and_call", uncompiled))
+        for (place, kind), run in CONTROL_FLOW.items():
+            with suppress(ImportError, AttributeError):  # another version of torch
+                operator = getattr(importlib.import_module(f"torch._higher_order_ops.{place}"), kind)
+                call = _in_python(operator.__call__, run, place, left_out)
+                stack.enter_context(patch.object(operator, "__call__", call))
+        yield
+
+
+def _in_python(original: Any, run: Callable[..., Any], name: str, left_out: LeftOut) -> Any:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch._guards.TracingContext.try_get() is not None:
+            return original(self, *args, **kwargs)
+        left_out.control_flow(name)
+        return run(*args, *(kwargs[name] for name in ("additional_inputs",) if name in kwargs))
+
+    return call
+
+
+def _loop(condition: Any, body: Any, carried: Any, additional: Any) -> Any:
+    if not condition(*carried, *additional):
+        return tuple(value.clone() if isinstance(value, torch.Tensor) else value for value in carried)
+    while True:
+        carried = body(*carried, *additional)
+        if not condition(*carried, *additional):
+            return carried
+
+
+def _scan(combine: Any, start: Any, sequences: Any, additional: Any) -> Any:
+    from torch._higher_order_ops.scan import generic_scan
+
+    return generic_scan(combine, start, sequences, additional_inputs=additional)
+
+
+def _associative_scan(combine: Any, sequences: Any, additional: Any) -> Any:
+    from torch._higher_order_ops.associative_scan import generic_associative_scan
+
+    return generic_associative_scan(combine, sequences, additional_inputs=additional)
+
+
+def _map(function: Any, sequences: Any, additional: Any) -> Any:
+    from torch._higher_order_ops.map import map_dense
+
+    return map_dense(function, sequences, additional)
+
+
+CONTROL_FLOW: dict[tuple[str, str], Callable[..., Any]] = {
+    ("cond", "CondOp"): lambda chosen, yes, no, operands: (yes if chosen else no)(*operands),
+    ("while_loop", "WhileLoopOp"): _loop,
+    ("scan", "ScanOp"): _scan,
+    ("associative_scan", "AssociativeScanOp"): _associative_scan,
+    ("map", "MapImpl"): _map,
+}
+"""The module and class of each operator, and what eager code does in its place."""
+
+
+@contextmanager
+def eager_code_on_cuda(left_out: LeftOut) -> Iterator[None]:
     """Run scripted functions as the Python code that they came from, and FlexAttention as another attention.
 
     The JIT's interpreter asks tensors for their device in C++, where a pretended GPU is none; FlexAttention is fused by
     torch.compile.
     """
-    left_out = LeftOut()
     call_function: Any = torch.jit.ScriptFunction.__call__
     call_method: Any = torch._C.ScriptMethod.__call__
     compile_script, enabled = torch.jit.script, torch.jit._state._enabled
@@ -256,4 +340,4 @@ def eager_code_on_cuda() -> Iterator[LeftOut]:
             from torch._higher_order_ops.flex_attention import FlexAttentionHOP
 
             stack.enter_context(patch.object(FlexAttentionHOP, "__call__", flex_attention))
-        yield left_out
+        yield

@@ -43,7 +43,12 @@ from foretrace.record.sketch.cuda import PretendedGpu, pretended_cuda
 from foretrace.record.sketch.fake_step import FakeStepMode, FakeStepWatch, ModuleMover, quiet, readable
 from foretrace.record.sketch.fbgemm import CALLS as TABLE_CALLS
 from foretrace.record.sketch.lazy_modules import lazy_modules
-from foretrace.record.sketch.libraries import LeftOut, eager_code_on_cuda, libraries_on_fake_tensors
+from foretrace.record.sketch.libraries import (
+    LeftOut,
+    control_flow_in_python,
+    eager_code_on_cuda,
+    libraries_on_fake_tensors,
+)
 from foretrace.record.sketch.packed_sequences import packed_sequences
 from foretrace.record.sketch.training import TrainingCheck, before, held_weights
 from foretrace.record.watch.step_boundaries import listen
@@ -189,9 +194,10 @@ def pretending(device: str | None, world: int | None, rank: int, compile: str | 
         fake_step = stack.enter_context(FakeStepMode())
         stack.enter_context(readable(fake_step))
         gpu, left_out = None, LeftOut()
+        stack.enter_context(control_flow_in_python(left_out))
         if device == "cuda":
             fake_step.assumes_arrays = True
-            left_out = stack.enter_context(eager_code_on_cuda())
+            stack.enter_context(eager_code_on_cuda(left_out))
             gpu = stack.enter_context(pretended_cuda(fake_step.copied))
         pretended = (gpu.functions, gpu.follower) if gpu is not None else (None, None)
         functions, follower = (list(filter(None, (mode,))) for mode in pretended)
