@@ -336,7 +336,7 @@ def sweep_blocks(sweep: Sweep, top: int | None) -> Blocks:
     if front:
         yield _points(f"Pareto front: no other point is better in {_goals(front)}", front, common, top)
     if made:
-        yield _points("All points, fastest for a sample first", made, common, top)
+        yield _points("All points, least time per sample first", made, common, top)
     if left:
         rows = [(f"{count}", "", f"{reason} ({example})") for count, reason, example in reasons(left)]
         yield fact_lines(f"Left out: {plural(len(left), 'point')}", rows[:top])

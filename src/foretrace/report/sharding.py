@@ -25,8 +25,8 @@ KINDS = {
 EXCHANGES = {
     "ids": "ids to the tables",
     "pooled": "embeddings and gradients",
-    "sums": "parts of sums, by rows",
-    "node sums": "parts of sums in nodes",
+    "sums": "partial sums of tables by rows",
+    "node sums": "partial sums inside nodes",
     "across nodes": "sums between nodes",
     "copies": "gradients of copies",
     "conversion": "conversion, there and back",

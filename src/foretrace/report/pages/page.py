@@ -98,6 +98,17 @@ def colour(name: str) -> str:
     return found if found.startswith("#") else colour(found.removeprefix("var(--of-").removesuffix(")"))
 
 
+def _with_code(text: str) -> Any:
+    """A text with what stands between backticks as code, escaped.
+
+    >>> _with_code("`foretrace show` <shows>")
+    Markup('<code>foretrace show</code> &lt;shows&gt;')
+    """
+    import markupsafe
+
+    return markupsafe.Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(markupsafe.escape(text))))
+
+
 @cache
 def _environment() -> jinja2.Environment:
     import jinja2
@@ -112,6 +123,7 @@ def _environment() -> jinja2.Environment:
     )
     made.filters |= {"ms": ms, "percent": percent, "bytes": bytes_, "short": short_name, "kind": colour_variable}
     made.filters["limit"] = limit_of
+    made.filters["code"] = _with_code
     made.filters["trusted"] = markupsafe.Markup
     return made
 
