@@ -58,7 +58,7 @@ def test_points_are_drawn_by_the_time_of_a_sample_and_the_best_is_marked():
     ]
     assert chart["across"] == "sample_us" and [view["title"] for view in chart["views"]] == ["memory"]
     text = page.html()
-    assert "fits in 8 GiB" in text and HOSTILE not in text and "$ a million" not in text
+    assert "of those that fit in 8 GiB" in text and HOSTILE not in text and "$ a million" not in text
 
 
 def test_prices_and_ranks_are_shown_where_there_are_any():
