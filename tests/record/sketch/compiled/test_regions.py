@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 from foretrace.graph import ForetraceError, Graph
 from foretrace.graph.graph import cautions
@@ -469,3 +470,20 @@ def test_kernels_that_only_a_gpu_has_are_called_by_compiled_programs() -> None:
 def test_a_model_of_which_nothing_is_compiled_says_so() -> None:
     graph = trained(Recurrent, 3, 4, 8)
     assert COMPILED_REGION not in {op.name for op in graph.ops} and NOTHING in graph.notes
+
+
+@on_cuda
+def test_checkpointed_layers_of_a_compiled_model_are_recomputed_in_its_backward_with_their_random_numbers() -> None:
+    def build() -> Callable[[], Any]:
+        layer = torch.nn.Linear(64, 64, device="cuda")
+
+        def block(given: torch.Tensor) -> Any:
+            heads = layer(given).view(2, 16, 4, 16).transpose(1, 2)
+            return torch.nn.functional.scaled_dot_product_attention(heads, heads, heads, dropout_p=0.1).flatten(1)
+
+        run = torch.compile(lambda x: checkpoint(block, x, use_reentrant=False).square().sum())
+        return lambda: run(torch.randn(2, 16, 64, device="cuda")).backward()
+
+    graph = sketch(build, device="cuda")
+    attention = [op.phase for op in graph.ops if op.name == "aten::_scaled_dot_product_efficient_attention"]
+    assert attention == ["forward", "backward"] and not cautions(graph.notes)

@@ -19,6 +19,7 @@ import torch._dynamo.convert_frame
 import torch._dynamo.eval_frame
 import torch._dynamo.utils
 import torch._functorch.config
+import torch._functorch.partitioners
 import torch._inductor.compile_fx
 from torch._dynamo import types
 from torch._dynamo.variables import builder, torch_function
@@ -115,6 +116,7 @@ class Compiler:
             (torch.fx.Interpreter, "call_method", self._with_gpu_functions),
             (FakeTensorMode, "__torch_dispatch__", self._on_true_devices),
             (FakeTensorMode, "from_tensor", self._from_true_devices),
+            (torch._functorch.partitioners, "functionalize_rng_ops", _without_random_states),
             (fx, "compile_fx", self._lowering),
             (fx, "_recursive_joint_graph_passes", self._joint_passes),
             (FakifiedOutWrapper, "_compute_output_meta_with_inductor_strides", self._traced_outputs),
@@ -362,3 +364,8 @@ def _copied(graph: torch.fx.Graph) -> torch.fx.Graph:
     copy = torch.fx.Graph()
     copy.output(copy.graph_copy(graph, {}))
     return copy
+
+
+def _without_random_states(original: Any) -> Any:
+    """Recomputed calls that draw random numbers: a GPU's generator is set back before them, which is no call."""
+    return lambda joint, forward, backward, *_: (forward, backward)
