@@ -63,10 +63,27 @@ def test_rows_that_were_not_fitted_are_scored(
         ("model,gpu,ms,speed\na.py,a100,3,1\n", "columns that mean nothing: speed"),
         ("model,gpu,ms\na.py,a100,fast\n", "line 2: could not convert"),
         ("model,gpu,ms\npython a.py,--b,a100,3\n", "line 2 has more cells than there are columns"),
-        ("model,gpu,ms\na.py,a100,-3\n", "line 2 has no model, no GPU or no time"),
+        ("model,gpu,ms\na.py,a100,-3\n", "line 2: no step takes -3 ms"),
+        ("model,gpu,ms\n,a100,3\n", "line 2 has no model or no GPU"),
     ],
 )
 def test_a_table_that_makes_no_sense_is_refused_with_its_line(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "t.csv").write_text(text)
     with pytest.raises(ForetraceError, match=message):
         read_table(tmp_path / "t.csv")
+
+
+@pytest.mark.parametrize(
+    ("last", "message"),
+    [
+        ("a.py,a1000,3,", r"t.csv, row 2 \(a.py a1000\): no platform is called 'a1000'"),
+        ("a.py,a100,3,data=two", r"t.csv, row 2 \(a.py data=two a100\): .*'two' is no number of ranks"),
+        ('a.py,a100,3,"data=2,mixed"', r"t.csv, row 2 \(a.py data=2,mixed a100\): mixed needs sharded weights"),
+    ],
+)
+def test_a_row_that_can_not_be_predicted_is_named_before_any_is_sketched(
+    tmp_path: Path, last: str, message: str
+) -> None:
+    (tmp_path / "t.csv").write_text(f"model,gpu,ms,parallel\nfirst.py,a100,3,data=2\n{last}\n")
+    with pytest.raises(ForetraceError, match=message):
+        check_table(tmp_path / "t.csv", on_row=lambda what: pytest.fail(what))

@@ -6,7 +6,8 @@ import csv
 import io
 import math
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -19,13 +20,14 @@ from foretrace.api import read
 from foretrace.errors import ForetraceError
 from foretrace.files import read_bounded, read_error
 from foretrace.graph import Job
+from foretrace.platform.platform import Platform
 from foretrace.platform.power import with_power_limit
 from foretrace.platform.registry import load_platform
 from foretrace.platform.stack import FACTORS, NONE, P90, Stack, named_stack
 from foretrace.prediction.predict import step_figures
 from foretrace.prediction.target import PredictionOptions, predict_on, with_fabric
 from foretrace.whatif.changes import EditedJob, JobChanges
-from foretrace.whatif.grammar import read_changes, read_parallel
+from foretrace.whatif.grammar import Change, read_changes, read_parallel
 
 NEEDED = ("model", "gpu", "ms")
 OPTIONAL = ("parallel", "set", "fabric", "gpus_per_node", "power_limit")
@@ -62,6 +64,18 @@ class TableRow:
         options = dict(word.partition("=")[::2] for word in self.parallel.split(",") if word)
         degrees = [f"{name}={options[name]}" for name in DEGREES if name in options and name != "data"]
         return " ".join([self.gpu, *degrees]) if degrees else f"{self.gpu} data"
+
+    def changes(self) -> list[Change]:
+        """Those of the step, and how ranks share it; raises where they contradict each other."""
+        found = read_changes(text.strip() for text in self.set.split(";") if text.strip())
+        found += read_parallel(self.parallel) if self.parallel else []
+        JobChanges.of(found)
+        return found
+
+    def platform(self) -> Platform:
+        """Where it was measured."""
+        found = load_platform(self.gpu, fabric=self.fabric or None)
+        return found if self.power_limit is None else with_power_limit(found, self.power_limit)
 
 
 @dataclass(frozen=True)
@@ -179,9 +193,21 @@ def _row(path: Path, number: int, line: dict[str, str | None]) -> TableRow:
         )
     except ValueError as error:
         raise ForetraceError(f"{path}, line {number}: {error}", "Write numbers.") from None
-    if not (0 < row.ms < math.inf and row.model and row.gpu):
-        raise ForetraceError(f"{path}, line {number} has no model, no GPU or no time", "Fill them in.")
+    if not (row.model and row.gpu):
+        raise ForetraceError(f"{path}, line {number} has no model or no GPU", "Fill them in.")
+    if not 0 < row.ms < math.inf:
+        raise ForetraceError(f"{path}, line {number}: no step takes {row.ms:g} ms", "Write the measured milliseconds.")
     return row
+
+
+@contextmanager
+def _row_named(path: str | Path, place: int, row: TableRow) -> Iterator[None]:
+    """An error of a row says which one it is."""
+    try:
+        yield
+    except ForetraceError as error:
+        where = f"{path}, row {place + 1} ({' '.join(filter(None, [row.model, row.parallel, row.gpu]))})"
+        raise ForetraceError(f"{where}: {error.what}", error.advice) from None
 
 
 class TableStep:
@@ -189,15 +215,9 @@ class TableStep:
 
     def __init__(self, row: TableRow) -> None:
         self.row = row
-        changes = read_changes(text.strip() for text in row.set.split(";") if text.strip())
-        shared = read_parallel(row.parallel) if row.parallel else []
-        JobChanges.of([*changes, *shared])  # refuses contradictions before anything is sketched
-        self.platform = load_platform(row.gpu, fabric=row.fabric or None)
-        if row.power_limit is not None:
-            self.platform = with_power_limit(self.platform, row.power_limit)
-        job = read(row.model, self.platform.device.kind)
-        self.job: Job = EditedJob(job).by([*changes, *shared])
-        self.platform, _ = with_fabric(self.platform, self.job, row.gpus_per_node)
+        changes, platform = row.changes(), row.platform()  # what contradicts itself is refused before it is sketched
+        self.job: Job = EditedJob(read(row.model, platform.device.kind)).by(changes)
+        self.platform, _ = with_fabric(platform, self.job, row.gpus_per_node)
 
     def ms(self, stack: Stack | None) -> float:
         """The step by itself: frameworks read the loss or the norm of the gradients, and so wait for its end."""
@@ -251,10 +271,15 @@ def check_table(
         raise ForetraceError(f"{fit} is no share of the rows", "Give a number from 0 to 1, for instance --fit 0.33.")
     rows = read_table(Path(path))
     chosen = {int(place / fit) for place in range(math.ceil(len(rows) * fit))} if fit else set()
+    for place, row in enumerate(rows):
+        with _row_named(path, place, row):
+            row.changes()  # a mistake in the last row shows before the first one is sketched
+            row.platform()
     steps = []
-    for number, row in enumerate(rows, 1):
-        on_row(f"row {number} of {len(rows)}: {row.model} {row.parallel}")
-        steps.append(TableStep(row))
+    for place, row in enumerate(rows):
+        on_row(f"row {place + 1} of {len(rows)}: {row.model} {row.parallel}")
+        with _row_named(path, place, row):
+            steps.append(TableStep(row))
     given = [step for place, step in enumerate(steps) if place in chosen]
     found = (
         fit_stack(given, name, f"fitted on {len(given)} of {len(rows)} rows of {Path(path).name}", on_row)
