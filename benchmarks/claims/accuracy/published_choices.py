@@ -77,13 +77,15 @@ def row(name: str, one: Published) -> dict[str, Any]:
     wanted = settings([*one.choice.split(), f"batch={batch}"])
     theirs = next((plan for plan in search.space if settings(plan) == wanted), None)
     search.run(time.monotonic() + SECONDS)
-    pick, count = search.ranked()[0], search.simulated
+    pick, count = next(iter(search.ranked()), None), search.simulated
     found: dict[str, Any] = {
         "model": name, "plans": len(search.space), "simulated": count, "listed": theirs is not None,
-        "pick": " ".join(pick), "pick us": (search.points[pick].next_ms or 0) * 1e3 / one.samples, "theirs us": None,
-        "slower": None, "CPU s": time.process_time() - begun,
+        "pick": " ".join(pick or ()), "pick us": None, "theirs us": None, "slower": None,
+        "CPU s": time.process_time() - begun,
     }  # fmt: skip
-    if theirs is not None:
+    if pick is not None:
+        found["pick us"] = (search.points[pick].next_ms or 0) * 1e3 / one.samples
+    if theirs is not None and pick is not None:
         point = search.points.get(theirs) or simulator.extrapolated(theirs)
         found["theirs us"] = (point.next_ms or 0) * 1e3 / one.samples or None
         found["slower"] = found["pick us"] / found["theirs us"] - 1 if found["theirs us"] else None

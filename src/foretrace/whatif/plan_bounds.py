@@ -20,6 +20,9 @@ from foretrace.transforms.blocks import all_repeated_blocks, block_index
 from foretrace.transforms.weights import weights_of
 from foretrace.whatif.plans import Choice, batch_of, settings
 
+INPUT_SHARE = 0.06
+"""Of a transformer block's activations, its input: about one in 16 of that size."""
+
 
 class PlanBounds:
     """What no plan of a step can be below: time for a sample, and memory on a GPU.
@@ -112,7 +115,7 @@ class PlanBounds:
         tensor, stages, parts = (int(given.get(name, 1)) for name in ("tensor", "pipeline", "microbatches"))
         batch = int(given.get("batch", self._batch)) / self._batch
         mode = given.get("checkpoint", "")
-        kept = {"": 1.0, "*": 1 / self._blocks, "1/4": 0.75, "3/4": 0.25}.get(mode, 0.5)
+        kept = {"": 1.0, "*": 1 / self._blocks + INPUT_SHARE, "1/4": 0.75, "3/4": 0.25}.get(mode, 0.5)
         in_flight = min(stages, parts) / parts / stages / tensor / int(given.get("context", 1))
         half = 0.5 if {"dtype", "autocast"} & given.keys() else 1.0
         return self.nbytes(changes) + self._activations * batch * kept * in_flight * half
