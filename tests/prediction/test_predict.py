@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from foretrace.formats.perfetto import write_perfetto
-from foretrace.graph import ForetraceError, Graph, Job, Op, OpTable, Span, Storage, Tensor, Timings
+from foretrace.graph import CallTable, ForetraceError, Graph, Job, Op, OpTable, Span, Storage, Tensor, Timings
 from foretrace.platform.platform import Platform
 from foretrace.prediction.predict import predict_on_own_machine, predict_on_platform
 from foretrace.report.step import step_facts
@@ -178,3 +178,18 @@ def test_what_may_be_the_profiler_s_of_a_step_on_its_own_machine_is_said_unless_
     ]
     graph.unprofiled = Timings(synced_ms=(0.2,))
     assert predict_on_own_machine(Job([graph])).profiling_ms is None
+
+
+def test_on_its_own_machine_a_step_takes_what_its_mark_says_where_little_of_the_host_is_recorded() -> None:
+    graph = builders.rank(
+        builders.Call("PjitFunction(train_step)", 0.0, 400.0),
+        builders.Orphan(500.0, 4_000.0),
+        builders.Call("PjitFunction(train_step)", 5_000.0, 5_400.0),
+        builders.Orphan(5_500.0, 9_000.0),
+        steps=[Span("train 0", 0.0, 5_000.0), Span("train 1", 5_000.0, 10_000.0)],
+    )
+    graph.calls, graph.kernels.call[:] = CallTable.empty(), -1
+    forecast = predict_on_own_machine(Job([graph]))
+    assert forecast.step_ms == present(forecast.step_ms_back_to_back) == pytest.approx(5.0)
+    assert forecast.low_ms <= forecast.step_ms <= forecast.high_ms
+    assert forecast.device_active_ms == pytest.approx(3.5)

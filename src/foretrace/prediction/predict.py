@@ -129,11 +129,17 @@ def _add_period(report: StepReport, job: Job, done: SimulatedJob, changed: bool)
         return
     begins = [float(cut.start.min()) for cut in done.segments]
     hosts = [(float(cut.end.max()) - begin) / 1e3 for cut, begin in zip(done.segments, begins)]
+    unseen = [rank.unseen_ms for rank in done.ranks if isinstance(rank, MeasuredRank) and not changed]
+    simulated_ms = report.step_ms
+    if any(unseen):
+        hosts = [host + more for host, more in zip(hosts, unseen)]
+        report.span_ms = max(simulated_ms, *hosts)
+        report.step_ms_back_to_back = max(report.step_ms_back_to_back or 0.0, *hosts)
     steady = (report.step_ms_back_to_back or 0.0) - min(_ahead_ms(rank.graph) for rank in done.ranks)
     if any(len(graph.steps) > 1 for graph in job.graphs) and not changed:
         steady = 0.0  # it went from step to step in the trace: that is what its hosts took
     step_ms = min(max(*hosts, steady), report.span_ms)
-    ratio = step_ms / report.span_ms if report.span_ms else 1.0
+    ratio = step_ms / simulated_ms if simulated_ms else 1.0
     set_range(report, step_ms, (report.low_ms or 0.0) * ratio, (report.high_ms or 0.0) * ratio)
     longest = [min(max(host, steady), report.step_ms) for host in hosts]
     add_idle(report, done, [(begin, begin + host * 1e3) for begin, host in zip(begins, longest)])

@@ -157,6 +157,12 @@ class MeasuredRank(RankModel):
         return float(tasks.duration[tasks.on_host].sum())
 
     @property
+    def unseen_ms(self) -> float:
+        """How much of its marked step nothing is recorded in of the host, neither before nor after."""
+        seen = float(self.segments.end.max() - self.segments.start.min()) / 1e3
+        return max(self.graph.steps[0].ms - seen, 0.0) / self.profiling_overhead if self.graph.steps else 0.0
+
+    @property
     def step_jitter(self) -> float:
         """Step jitter of its unprofiled steps."""
         return host_spread(self.graph)

@@ -182,8 +182,9 @@ def _predicted_facts(report: StepReport) -> Iterator[Fact]:
 def _other_step_facts(report: StepReport) -> Iterator[Fact]:
     """What else may be called the time of a predicted step."""
     if report.profiling_ms and report.profiling_ms > COSTS_NOTHING * report.step_ms:
-        least = f"without one it takes {ms(report.step_ms - report.profiling_ms)} ms or more"
-        about = f"of it may be the profiler's: the profiled step is what is predicted; {least}"
+        least = report.step_ms - report.profiling_ms
+        without = f"; without one it takes {ms(least)} ms or more" * (least > 0)
+        about = f"of it may be the profiler's: the profiled step is what is predicted{without}"
         yield "profiled", f"{ms(report.profiling_ms)} ms", about
     if report.span_ms and report.span_ms != report.step_ms:
         yield "span", f"{ms(report.span_ms)} ms", SPANS[len(report.ranks) > 1]
