@@ -152,10 +152,17 @@ class Device:
 
         >>> Device.closest("AMD Instinct MI300X VF").name, Device.closest("NVIDIA A100-PG509-200").name
         ('mi300x', 'a100-40gb')
+        >>> Device.closest("NVIDIA H200").name, Device.closest("NVIDIA H200 NVL").name
+        ('h200', 'h200-nvl')
         """
         tokens = {*_tokens(driver_name)}
         alike = [device for device in map(cls.read, sorted(DEVICES.glob("*.json"))) if device.may_be(driver_name)]
-        return max(alike, key=lambda device: len({*_tokens(device.matches)} & tokens), default=None)
+
+        def likeness(device: Device) -> tuple[int, int]:
+            own = {*_tokens(device.matches)}
+            return len(own & tokens), -len(own - tokens)
+
+        return max(alike, key=likeness, default=None)
 
     def may_be(self, driver_name: str) -> bool:
         """Whether a driver's name can be this device's: the same model, with any memory and links; of a name without
