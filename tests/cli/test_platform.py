@@ -74,7 +74,7 @@ def test_json_has_the_documented_fields(foretrace, mine, request):
 
 def test_calls_that_were_timed_as_they_are_are_counted(foretrace, mine):
     ExactTimes({"one": TimedCall.as_recorded([("k", 4.0)])}).write(mine / "models")
-    assert re.search(r"exact +1 call +of steps", foretrace("platform", "show", "mine").out)
+    assert re.search(r"exact +1 call +of measured steps", foretrace("platform", "show", "mine").out)
     (mine / "models" / "exact.json.gz").write_bytes(b"damaged")
     ran = foretrace("platform", "show", "mine")
     assert ran.code == 2 and "exact.json.gz does not hold timed calls" in ran.err
