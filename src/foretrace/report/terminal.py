@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import import_module
 from typing import Any, TypeVar
 
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.table import Table
+from rich.segment import Segment
 from rich.text import Text
 
 from foretrace.report.formatting import plural, printable
@@ -90,20 +90,8 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], top
     Columns named like ``<word`` hold text, like ``<name…`` names that are cut where the terminal is narrow; the others
     hold numbers. A heading may have several lines.
     """
-    made = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="dim")
     shown = [[printable(cell) for cell in row] for row in rows[:top]]
-    least = -GAP
-    for place, column in enumerate(columns):
-        # Rich narrows columns that may wrap first; the cells themselves are cut instead of wrapped.
-        text, cut, heading = column.startswith("<"), column.endswith("…"), column.strip("<…")
-        width = max(map(cell_len, [*heading.split("\n"), *(row[place] for row in shown)]))
-        width = min(width, LEAST_NAME) if cut else width
-        made.add_column(heading, justify="left" if text else "right", no_wrap=not cut, min_width=width)
-        least += width + GAP
-    for row in shown:
-        # Text, not str: a name like [red] or [/] must not be read as markup.
-        made.add_row(*(Text(cell, no_wrap=True, overflow="ellipsis") for cell in row))
-    parts: list[RenderableType] = [Text(title, style="bold"), _Uncut(made, least)]
+    parts: list[RenderableType] = [Text(title, style="bold"), _Columns(columns, shown)]
     if top is not None and len(rows) > top:
         parts.append(Text(f"… and {plural(len(rows) - top, 'row')} more", style="dim"))
     return Group(*parts)
@@ -116,34 +104,87 @@ def record_table(
     return table(title, list(columns), [[cell(row) for cell in columns.values()] for row in rows], top)
 
 
-class _Uncut:
-    """A table that exceeds a narrow terminal's width rather than lose its numbers."""
+class _Columns:
+    """Columns of text and numbers; names are cut for a narrow terminal, and its width exceeded rather than numbers.
 
-    def __init__(self, made: Table, least: int) -> None:
-        self._made, self._least = made, least
+    A `rich.table.Table` of as many rows takes longer than all that is printed in it takes to find out.
+    """
+
+    def __init__(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        self._is_text = [column.startswith("<") for column in columns]
+        headings = [column.strip("<…").split("\n") for column in columns]
+        height = max(map(len, headings))
+        self._head = [*zip(*([""] * (height - len(lines)) + lines for lines in headings))]
+        self._rows = rows
+        self._widths = [max(map(cell_len, cells)) for cells in zip(*self._head, *rows)]
+        self._least = {  # of names; those of columns on the right give way first
+            place: max(LEAST_NAME, *map(cell_len, headings[place]))
+            for place, column in reversed([*enumerate(columns)])
+            if column.endswith("…")
+        }
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield from console.render(self._made, options.update_width(max(options.max_width, self._least)))
+        widths = self._fitted(options.max_width)
+        dim = console.get_style("dim")
+        for row in self._head:
+            yield Segment(self._line(row, widths), dim)
+            yield Segment.line()
+        for row in self._rows:
+            yield Segment(self._line(row, widths))
+            yield Segment.line()
+
+    def _fitted(self, most: int) -> list[int]:
+        """Widths of the columns, of which names give way, the widest first."""
+        widths = list(self._widths)
+        for _ in range(sum(widths) + GAP * (len(widths) - 1) - most):
+            longer = [place for place, least in self._least.items() if widths[place] > least]
+            if not longer:
+                break
+            widths[max(longer, key=widths.__getitem__)] -= 1
+        return widths
+
+    def _line(self, row: Sequence[str], widths: Sequence[int]) -> str:
+        cells = []
+        for cell, width, is_text in zip(row, widths, self._is_text):
+            cell = cell if is_text else cell.rstrip()
+            missing = width - cell_len(cell)
+            if missing < 0:
+                cell, missing = f"{set_cell_size(cell, width - 1)}…", 0
+            cells.append(cell + " " * missing if is_text else " " * missing + cell)
+        return (" " * GAP).join(cells)
 
 
 def fact_lines(title: str, facts: Iterable[Fact]) -> RenderableType:
     """A title, and a line for each fact below it."""
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(style="cyan", no_wrap=True)
-    grid.add_column(style="bold", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for name, figure, meaning in facts:
-        grid.add_row(f"  {name}", Text(printable(figure)), Text(printable(meaning)))
-    return Group(Text(printable(title), style="bold"), grid)
+    rows = [(f"  {name}", printable(figure), printable(meaning)) for name, figure, meaning in facts]
+    return Group(Text(printable(title), style="bold"), _Paragraphs(rows, ("cyan", "bold"), GAP))
 
 
 def note_lines(texts: Sequence[str]) -> Blocks:
     """Notes, one below the other; no block where there are none."""
-    grid = Table.grid(padding=(0, 1, 0, 0))
-    for text in texts:
-        grid.add_row("-", Text(printable(text), overflow="fold"))
     if texts:
-        yield Group(Text("Notes", style="bold"), grid)
+        rows = [("-", printable(text)) for text in texts]
+        yield Group(Text("Notes", style="bold"), _Paragraphs(rows, ("",), 1))
+
+
+class _Paragraphs:
+    """Texts beside short columns, each over as many lines as it takes."""
+
+    def __init__(self, rows: Sequence[tuple[str, ...]], styles: Sequence[str], gap: int) -> None:
+        self._rows, self._styles, self._gap = rows, styles, gap
+        self._widths = [max(map(cell_len, cells), default=0) for cells in [*zip(*rows)][:-1]]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        beside = sum(self._widths) + self._gap * len(self._widths)
+        room = max(options.max_width - beside, LEAST_NAME)
+        styles = [console.get_style(style) if style else None for style in self._styles]
+        for *cells, text in self._rows:
+            for cell, width, style in zip(cells, self._widths, styles):
+                yield Segment(cell + " " * (width - cell_len(cell) + self._gap), style)
+            fits = cell_len(text) <= room
+            lines = [text] if fits else [line.plain for line in Text(text).wrap(console, room, overflow="fold")]
+            yield Segment(f"\n{' ' * beside}".join(lines))
+            yield Segment.line()
 
 
 def bar(share: float | None) -> str:
