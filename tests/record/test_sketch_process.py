@@ -15,6 +15,7 @@ import pytest
 
 from foretrace.cli.main import PRELOADED
 from foretrace.errors import ForetraceError
+from foretrace.graph.op import COMPILED_REGION
 from foretrace.processes import is_alive
 from foretrace.record import sketch_process
 from foretrace.record.script import sketch_script
@@ -169,3 +170,37 @@ def test_a_sketch_may_wait_for_who_reads_it(script: Path, tmp_path: Path) -> Non
     words = [sys.executable, str(program), str(script), str(tmp_path / "scratch")]
     done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S)
     assert "still there" in done.stdout + done.stderr
+
+
+TRAINS = """
+import sys, torch
+def make_step():
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters())
+    def step():
+        optimizer.zero_grad()
+        (model(torch.randn(2, 4)) * torch.tensor(3.0)).sum().backward()
+        optimizer.step()
+        {last}
+    return step
+"""
+
+
+def test_torchdynamo_is_not_imported_for_a_script_that_compiles_nothing(script: Path) -> None:
+    script.write_text(
+        TRAINS.format(last="torch.ones(2 + any(name.endswith('namo.convert_frame') for name in sys.modules))")
+    )
+    assert sketch_script(script).ops[-1].outputs[0].shape == (2,)
+
+
+def test_a_module_of_a_script_that_looks_into_torchdynamo_finds_it(script: Path) -> None:
+    (script.parent / "helper.py").write_text("from torch._dynamo.utils import counters\n")
+    script.write_text(TRAINS.format(last="from helper import counters; torch.ones(2 + len(counters))"))
+    assert sketch_script(script).ops[-1].outputs[0].shape == (2,)
+
+
+def test_a_script_whose_own_module_compiles_is_sketched_with_torchdynamo_after_all(script: Path) -> None:
+    (script.parent / "helper.py").write_text("import torch\nfast = torch.compile(lambda x: (x * 2).sin())\n")
+    script.write_text("import torch\nfrom helper import fast\ndef step():\n    fast(torch.ones(8, device='cuda'))\n")
+    graph = sketch_script(script, device="cuda")
+    assert COMPILED_REGION in {op.name for op in graph.ops} and not graph.notes

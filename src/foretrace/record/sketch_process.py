@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -112,6 +113,9 @@ class SketchProcess:
                 import_module(module)
         head = self._line(wanted["script"])
         answer = json.loads(head)
+        if "again" in answer:
+            with SketchProcess() as process:
+                return process.request({**wanted, **answer["again"]}, cache)
         if "error" in answer:
             from foretrace.record.script import ScriptError
 
@@ -263,9 +267,7 @@ def _answer() -> Iterator[str]:
     try:
         try:
             import foretrace.record.run_script  # noqa: F401
-            from foretrace.record.sketch.compiled.regions import load_dynamo
-
-            load_dynamo()  # before the guard is active, which slows each import
+            from foretrace.record.sketch.compiled.regions import DynamoNeededError, prepare_dynamo
         except ModuleNotFoundError as error:
             if error.name != "torch":
                 raise
@@ -274,13 +276,32 @@ def _answer() -> Iterator[str]:
         if not line:  # no script is sketched after all
             return
         wanted = json.loads(line)
+        prepare_dynamo(_may_compile(wanted))  # before the guard is active, which slows each import
         read = FilesRead([Path(wanted["scratch"])])
-        graph = _sketch(wanted)
+        try:
+            graph = _sketch(wanted)
+        except DynamoNeededError:
+            yield json.dumps({"again": {"compiles": True}})
+            return
     except ForetraceError as error:
         frames = getattr(error, "frames", "")
         yield json.dumps({"error": {"what": error.what, "advice": error.advice, "frames": frames}})
     else:
         yield from _encoded(graph, read)
+
+
+COMPILES = re.compile(rb"compile|_dynamo|transformers|lightning|accelerate")
+"""In scripts that call torch.compile, or import libraries that look into TorchDynamo."""
+
+
+def _may_compile(wanted: dict[str, Any]) -> bool:
+    """Whether TorchDynamo is imported for a script; where it is needed after all, the script is sketched again."""
+    how = wanted["how"]
+    if wanted.get("compiles") or wanted["world"] or how["compile"] or how["module"]:
+        return True
+    with suppress(OSError):
+        return COMPILES.search(Path(how["path"]).read_bytes()) is not None
+    return False
 
 
 IDLE_S = 60.0
@@ -338,7 +359,7 @@ def _sketch(wanted: dict[str, Any]) -> Graph:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     scratch = Path(wanted["scratch"])
     temporary = scratch / "temporary"
-    temporary.mkdir()
+    temporary.mkdir(exist_ok=True)
     os.environ.update(dict.fromkeys(FOLDERS, str(temporary)))
     for name, value in LIBRARIES.items():
         os.environ.setdefault(name, value)

@@ -10,13 +10,17 @@ import functools
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from importlib import import_module
-from types import SimpleNamespace
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch._guards import Source
 from torch.nn.modules import module as modules
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -95,20 +99,123 @@ class CompiledRegions:
         return said
 
 
-_loaded_ahead = False
-"""Whether TorchDynamo was loaded here before any code could call torch.compile."""
+DYNAMO = "torch._dynamo"
+SOURCES = "torch._dynamo.source"
+NEEDED = ("torch.fx.experimental.symbolic_shapes", "torch.distributed.tensor")
+"""Modules that PyTorch imports with the first calls on fake tensors: faster before the guard is active."""
 
 
-def load_dynamo() -> None:
-    """Import TorchDynamo, which fake tensors need, where no code of a script has run yet."""
-    global _loaded_ahead
-    _loaded_ahead = "torch._dynamo" not in sys.modules
-    import_module("torch._dynamo.config")
+class DynamoNeededError(BaseException):
+    """A script that calls torch.compile although TorchDynamo was put off; none of its own handlers is to catch it."""
+
+
+class DeferredDynamo(ModuleType):
+    """``torch._dynamo`` until something is asked of it that only TorchDynamo itself can answer.
+
+    Fake tensors read its configuration and say where they come from, and optimizers tell it where not to compile;
+    importing it for these takes half as long as importing PyTorch. It is imported too late to compile: what a sketch
+    replaces in PyTorch must be replaced after it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(DYNAMO)
+        spec = find_spec(DYNAMO)
+        assert spec is not None and spec.loader is not None
+        self.__spec__, self.__loader__, self.__file__ = spec, spec.loader, spec.origin
+        self.__path__ = list(spec.submodule_search_locations or ())
+        self.optimize = refuse_to_compile
+
+    def graph_break(self, msg: str = "") -> None:
+        """Outside of what is compiled: nothing."""
+
+    def disable(self, fn: Any = None, *args: Any, wrapping: bool = True, **kwargs: Any) -> Any:
+        """The function itself where PyTorch asks at the first call of one of its own."""
+        return self.imported().disable(fn, *args, wrapping=wrapping, **kwargs) if wrapping or fn is None else fn
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.imported(), name)
+
+    def imported(self) -> Any:
+        """TorchDynamo, from now on under this name."""
+        if type(self) is DeferredDynamo:
+            self.__class__ = ModuleType  # type: ignore[assignment]
+            sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _DynamoFinder)]
+            del sys.modules[SOURCES]
+            with _disable_current_modes(), torch._C.DisableTorchFunction():
+                self.__loader__.exec_module(self)  # type: ignore[union-attr]
+            self.optimize = refuse_to_compile
+        return self
+
+
+class _DeferredSources(ModuleType):
+    """``torch._dynamo.source`` meanwhile: what PyTorch takes from it for each fake copy of a tensor."""
+
+    class ConstantSource(Source):
+        """A tensor of no known origin."""
+
+        def __init__(self, name: str) -> None:
+            pass
+
+    RandomValueSource = ConstantSource
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # asked of every module by who looks for the source of a function
+            raise AttributeError(name)
+        return getattr(sys.modules[DYNAMO].imported().source, name)
+
+
+class _DynamoFinder(MetaPathFinder):
+    """Imports TorchDynamo before one of its modules, which it may import itself."""
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        """The module, where TorchDynamo has imported it."""
+        if not name.startswith(f"{DYNAMO}."):
+            return None
+        sys.modules[DYNAMO].imported()
+        found = sys.modules.get(name)
+        return None if found is None else ModuleSpec(name, _Imported(found))
+
+
+class _Imported(Loader):
+    def __init__(self, module: ModuleType) -> None:
+        self._module, self._spec = module, module.__spec__
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._spec
+
+
+def refuse_to_compile(*args: Any, **kwargs: Any) -> Any:
+    """Stands for torch.compile where TorchDynamo was put off."""
+    raise DynamoNeededError
+
+
+_ahead = _deferred = False
+"""Whether `prepare_dynamo` has imported TorchDynamo here, before any code could call torch.compile, or put it off."""
+
+
+def prepare_dynamo(compiles: bool) -> None:
+    """Import TorchDynamo, or put it off, in a process where no code of a script has run yet."""
+    global _ahead, _deferred
+    if DYNAMO in sys.modules:
+        return
+    _ahead, _deferred = compiles, not compiles
+    if _deferred:
+        sys.modules[DYNAMO] = torch._dynamo = DeferredDynamo()  # type: ignore[assignment]
+    import_module(f"{DYNAMO}.config")
+    if _deferred:
+        sys.modules[SOURCES] = _DeferredSources(SOURCES)
+        sys.meta_path.insert(0, _DynamoFinder())
+        for module in NEEDED:
+            with suppress(ImportError):  # a PyTorch without distributed jobs
+                import_module(module)
 
 
 def compile_called() -> bool:
-    """Whether torch.compile may have been called: where TorchDynamo is loaded, and nothing else has loaded it."""
-    return "torch._dynamo" in sys.modules and not _loaded_ahead
+    """Whether torch.compile may have been called: where something else has imported TorchDynamo."""
+    return DYNAMO in sys.modules and not (_ahead or _deferred)
 
 
 @contextmanager
@@ -216,7 +323,7 @@ def _once_called(begin: Callable[[], Any]) -> Iterator[None]:
             return call
 
         patches.enter_context(patch.object(torch, "compile", beginning(torch.compile)))
-        if dynamo := sys.modules.get("torch._dynamo"):  # called by a torch.compile that was imported before, too
+        if dynamo := sys.modules.get(DYNAMO):  # called by a torch.compile that was imported before, too
             patches.enter_context(patch.object(dynamo, "optimize", beginning(dynamo.optimize)))
         try:
             yield
@@ -226,6 +333,8 @@ def _once_called(begin: Callable[[], Any]) -> Iterator[None]:
 
 @contextmanager
 def _compiling(regions: CompiledRegions, gpu: PretendedGpu | None) -> Iterator[None]:
+    if _deferred:
+        refuse_to_compile()
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         import_module("torch._dynamo.eval_frame")
     if gpu is None or regions.wanted == "off":
