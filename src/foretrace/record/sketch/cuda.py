@@ -27,6 +27,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from foretrace.record.sketch.autocast import CudaAutocast, counting_regions
 from foretrace.record.sketch.cuda_api import gpu_is_visible, pretended_api
 from foretrace.record.sketch.cuda_ops import ON_CUDA, ORDER_ON_HOPPER, OTHER_RESULTS, OWN_RESULTS
+from foretrace.record.sketch.fake_step import DEVICE, FakeStepMode
 from foretrace.record.sketch.fbgemm import looked_up, lookup_of, result_on_gpu
 from foretrace.record.sketch.threads import TURN
 from foretrace.record.sketch.view_replays import changed_view
@@ -349,9 +350,11 @@ class Follower(TorchDispatchMode):
             return self._called(func, types, args, kwargs)
 
     def _called(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        if any(desugars(kind) for kind in types):
+        if any(map(desugars, types)):
             return NotImplemented
-        if func is torch.ops.prim.device.default:  # C++ asks, often, and makes no tensor
+        if func is DEVICE:
+            if isinstance(mode := getattr(args[0], "fake_mode", None), FakeStepMode):
+                return mode.device_of(args[0])
             with self._labels.true_devices(), torch._C.DisableTorchFunction():
                 return func(*args)
         kwargs = dict(kwargs or {})

@@ -37,8 +37,12 @@ from foretrace.record.watch.tensors import TensorRegistry
 from foretrace.record.watch.watch import Watch, desugars
 
 aten: Any = torch.ops.aten
+ALREADY_FAKE = frozenset((FakeTensor, type(None), bool, int, float, str, torch.dtype, torch.device))
+"""Types of arguments without real tensors."""
 FILLS = (aten.index_put_.default, aten.index_put.default)
 """``tensor[mask] = value``: with one value, the number of elements that the mask chooses decides nothing."""
+DEVICE: Any = torch.ops.prim.device.default
+META = torch.device("meta")
 NO_FAKE = "no fake impl registered"
 """In PyTorch's error where a custom operator does not say what it gives."""
 
@@ -90,6 +94,8 @@ class FakeStepMode(FakeTensorMode):
         self._local.in_kernel = value
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is DEVICE:
+            return self.device_of(args[0])
         _refuse_a_real_gpu(kwargs or {})
         with TURN:
             self.calls += not self.threads.in_background(args)
@@ -128,6 +134,13 @@ class FakeStepMode(FakeTensorMode):
             else:
                 self.values.follow(func, args, kwargs or {}, result)
         return result
+
+    def device_of(self, tensor: Any) -> torch.device:
+        """The true device of a tensor: two of three calls ask for one, from autograd and other code in C++."""
+        with TURN:
+            self.calls += not self.threads.in_background((tensor,))
+            fake = self.copied(tensor)
+        return META if fake.fake_mode.in_kernel_invocation else fake.fake_device  # type: ignore[no-any-return]
 
     def _read(self, fake: Any) -> Any:
         """The only element of a tensor: its value where it is known, else an assumed one."""
@@ -261,7 +274,9 @@ class FakeStepMode(FakeTensorMode):
             return values if desugars(type(values)) else self._copy(values)
         if isinstance(values, dict):
             return {key: self.copied(value) for key, value in values.items()}
-        return type(values)(map(self.copied, values)) if type(values) in (list, tuple) else values
+        if type(values) not in (list, tuple) or ALREADY_FAKE.issuperset(map(type, values)):
+            return values
+        return type(values)(map(self.copied, values))
 
     def _copy(self, tensor: torch.Tensor) -> FakeTensor:
         if id(tensor) not in self._copies:
@@ -302,10 +317,10 @@ class FakeStepWatch(Watch):
         if is_elsewhere():
             return func(*args, **(kwargs or {}))
         args, kwargs = self._fake_step.given(func, args), self._fake_step.given(func, kwargs)
-        if any(desugars(kind) for kind in types):
+        if any(map(desugars, types)):
             return super().__torch_dispatch__(func, types, args, kwargs)
-        if func is torch.ops.prim.device.default:
-            return func(*args)
+        if func is DEVICE:
+            return self._fake_step.device_of(args[0])
         if not isinstance(func, torch._ops.OpOverload):
             return self._seen(func, types, args, kwargs)
         with torch._C.DisableTorchFunction():  # describing tensors asks them, and no function mode has an answer

@@ -96,7 +96,7 @@ class Watch(TorchDispatchMode):
         self.ops = without_saves(self.ops, self.registry.storages)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(desugars(kind) for kind in types):
+        if any(map(desugars, types)):
             return NotImplemented  # the subclass decomposes the call, and its parts are recorded
         name, overload = op_name(func)
         if name.startswith(UNSEEN):
@@ -250,6 +250,7 @@ def op_name(func: Any) -> tuple[str, str]:
     return schema.name, schema.overload_name or "default"
 
 
+@cache
 def desugars(kind: Any) -> bool:
     """Whether a tensor subclass decomposes calls into others: DTensor, AsyncCollectiveTensor, and custom ones."""
     if kind is torch.Tensor or kind is torch.nn.Parameter:
