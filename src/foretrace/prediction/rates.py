@@ -10,7 +10,7 @@ import numpy as np
 
 from foretrace.analysis.report import StepReport, Workings
 from foretrace.cost_models.kernels.families import context_of, family_of
-from foretrace.cost_models.kernels.families.lookups import index_statistics
+from foretrace.cost_models.kernels.families.lookups import index_statistics, looks_up
 from foretrace.cost_models.kernels.family import TENSOR_CORE_FAMILIES
 from foretrace.cost_models.kernels.roofline import Work
 from foretrace.graph import Graph, Indices, Op, Tf32
@@ -101,11 +101,15 @@ def works(
     costly to create.
     """
     known: dict[tuple[object, ...], tuple[Work, bool] | None] = {}
-    ops = dict(enumerate(calls.ops)) if made is None or calls.indices else made  # statistics are by row of all ops
-    places = list(ops)
-    ids = {places[place]: found for place, found in index_statistics(list(ops.values()), calls.indices).items()}
+    rows = list(rows)
+    if made is None or calls.indices:  # statistics are by row of all ops
+        lookups = np.flatnonzero(calls.ops.names.matching(looks_up)[calls.ops.name]).tolist()
+        needed = range(len(calls.ops)) if calls.indices else sorted({*rows, *lookups})
+        made = {row: calls.ops.call(row) for row in needed}
+    places = list(made)
+    ids = {places[place]: found for place, found in index_statistics(list(made.values()), calls.indices).items()}
     for row in rows:
-        op, indices = ops[row], ids.get(row)
+        op, indices = made[row], ids.get(row)
         shapes = tuple((t.shape, t.dtype, t.layout) for t in op.tensors)
         if not shapes:
             continue

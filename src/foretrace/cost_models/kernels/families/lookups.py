@@ -255,6 +255,11 @@ def index_statistics(ops: Sequence[Op], known: Sequence[Indices]) -> dict[int, I
     return result
 
 
+def looks_up(name: str) -> bool:
+    """Whether ops of a name read rows of a table by ids: statistics of others' ids follow from theirs."""
+    return name in LOOKUPS or is_batched_lookup(name)
+
+
 def _identity(tensor: Tensor) -> Hashable:
     """A tensor's storage; its shape in a trace that does not record storages."""
     return tensor.storage if tensor.storage >= 0 else tensor.shape
