@@ -114,7 +114,7 @@ class _Columns:
         self._is_text = [column.startswith("<") for column in columns]
         headings = [column.strip("<…").split("\n") for column in columns]
         height = max(map(len, headings))
-        self._head = [*zip(*([""] * (height - len(lines)) + lines for lines in headings))]
+        self._head: list[Sequence[str]] = [*zip(*([""] * (height - len(lines)) + lines for lines in headings))]
         self._rows = rows
         self._widths = [max(map(cell_len, cells)) for cells in zip(*self._head, *rows)]
         self._least = {  # of names; those of columns on the right give way first
