@@ -190,13 +190,13 @@ def test_torchdynamo_is_not_imported_for_a_script_that_compiles_nothing(script: 
     script.write_text(
         TRAINS.format(last="torch.ones(2 + any(name.endswith('namo.convert_frame') for name in sys.modules))")
     )
-    assert sketch_script(script).ops[-1].outputs[0].shape == (2,)
+    assert sketch_script(script).ops[-1].produced[0].shape == (2,)
 
 
 def test_a_module_of_a_script_that_looks_into_torchdynamo_finds_it(script: Path) -> None:
     (script.parent / "helper.py").write_text("from torch._dynamo.utils import counters\n")
     script.write_text(TRAINS.format(last="from helper import counters; torch.ones(2 + len(counters))"))
-    assert sketch_script(script).ops[-1].outputs[0].shape == (2,)
+    assert sketch_script(script).ops[-1].produced[0].shape == (2,)
 
 
 def test_a_script_whose_own_module_compiles_is_sketched_with_torchdynamo_after_all(script: Path) -> None:

@@ -140,7 +140,7 @@ class FakeStepMode(FakeTensorMode):
         with TURN:
             self.calls += not self.threads.in_background((tensor,))
             fake = self.copied(tensor)
-        return META if fake.fake_mode.in_kernel_invocation else fake.fake_device  # type: ignore[no-any-return]
+        return META if fake.fake_mode.in_kernel_invocation else fake.fake_device
 
     def _read(self, fake: Any) -> Any:
         """The only element of a tensor: its value where it is known, else an assumed one."""

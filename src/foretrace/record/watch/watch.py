@@ -250,9 +250,13 @@ def op_name(func: Any) -> tuple[str, str]:
     return schema.name, schema.overload_name or "default"
 
 
-@cache
 def desugars(kind: Any) -> bool:
     """Whether a tensor subclass decomposes calls into others: DTensor, AsyncCollectiveTensor, and custom ones."""
+    return _desugars(kind)
+
+
+@cache
+def _desugars(kind: Any) -> bool:
     if kind is torch.Tensor or kind is torch.nn.Parameter:
         return False
     if kind.__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl:

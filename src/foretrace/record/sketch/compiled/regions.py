@@ -203,7 +203,7 @@ def prepare_dynamo(compiles: bool) -> None:
         return
     _ahead, _deferred = compiles, not compiles
     if _deferred:
-        sys.modules[DYNAMO] = torch._dynamo = DeferredDynamo()  # type: ignore[assignment]
+        sys.modules[DYNAMO] = torch._dynamo = DeferredDynamo()
     import_module(f"{DYNAMO}.config")
     if _deferred:
         sys.modules[SOURCES] = _DeferredSources(SOURCES)
