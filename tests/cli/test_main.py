@@ -333,7 +333,7 @@ def test_names_of_platforms_may_be_written_in_capitals(foretrace):
 
 def test_a_shell_completes_subcommands_and_platforms(foretrace_without_torch, monkeypatch):
     monkeypatch.setenv("_FORETRACE_COMPLETE", "complete_bash")
-    for words, expected in (("foretrace pred", "predict"), ("foretrace predict run --on h2", "h200")):
+    for words, expected in (("foretrace pred", "predict"), ("foretrace predict run --on mi355", "mi355x")):
         monkeypatch.setenv("COMP_WORDS", words)
         monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
         assert foretrace_without_torch().stdout.split() == [expected]

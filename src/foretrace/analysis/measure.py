@@ -24,7 +24,6 @@ from foretrace.analysis.critical_path import summarize_path
 from foretrace.analysis.dependencies import measured_tasks
 from foretrace.analysis.host_time import Segments, busy_ms, host_overheads, host_segments
 from foretrace.analysis.idle import host_limits, idle_rows, lost_ms, mean_idle, step_window
-from foretrace.analysis.iterations import iteration_row, with_step
 from foretrace.analysis.report import (
     CollectiveRow,
     QueueDepth,
@@ -72,7 +71,12 @@ def measure_step(job: Job | Graph, step: str | None = None) -> StepReport:
     >>> report.step_ms, report.overheads["T1"].ms, report.critical_path_ms
     (1.5, 0.1, 1.5)
     """
-    job = with_step(Job([job]) if isinstance(job, Graph) else job, step)
+    job, iterations = Job([job]) if isinstance(job, Graph) else job, None
+    if not any(graph.steps for graph in job.graphs):
+        from foretrace.analysis.iterations import iteration_row, with_step  # most traces mark their steps
+
+        job = with_step(job, step)
+        iterations = iteration_row(job)
     name = chosen_step(job, step)
     cuts = [cut_to_step(graph, name) for graph in job.graphs]
     graphs, with_earlier = [cut for cut, _ in cuts], [whole for _, whole in cuts]
@@ -87,7 +91,7 @@ def measure_step(job: Job | Graph, step: str | None = None) -> StepReport:
         missing=job.missing,
         step=name,
         steps=len(job.graphs[0].steps) if job.graphs else 0,
-        iterations=iteration_row(job),
+        iterations=iterations,
         ranks=_rank_reports(job, graphs, segments, collectives, name),
         device_span_ms=device_span(graphs),
         critical_path_ms=summary.ms,

@@ -45,7 +45,8 @@ def test_half_of_an_unknown_mask_passes_and_the_headline_says_where_and_how_to_s
     assert 24 <= size <= 40 if name == "a part of a mask" else size == 32
     (caution,) = cautions(graph.notes)
     assert caution.startswith(f"assumed in the step, and decisive: {SELECTED} (test_selections.py:")
-    assert f"; {VARIABLE}=test_selections.py:" in caution and caution.endswith("=0.1 sets another share")
+    assert f"the range is for this share alone: {VARIABLE}=test_selections.py:" in caution
+    assert caution.endswith("=0.1 sets another")
 
 
 def test_what_is_chosen_counted_and_filled_by_a_mask_agrees() -> None:

@@ -146,7 +146,9 @@ class Assumptions:
         notes = [f"assumed while the model was built: {_listed(built)}"] if built else []
         if decisive := self._read_at(STEP, *STEERING):
             shared = self._shared and not decisive.keys().isdisjoint(SHARES)
-            way_out = f"; {VARIABLE}={self._shared}=0.1 sets another share" if shared else ""
+            way_out = (
+                f"; the range is for this share alone: {VARIABLE}={self._shared}=0.1 sets another" if shared else ""
+            )
             notes.append(f"assumed in the step, and decisive: {_listed(decisive)}{way_out}")
         for lines in self._read_at(STEP, NUMBER).values():
             count = sum(lines.values())
