@@ -78,3 +78,11 @@ def test_a_step_of_a_trace_without_times_is_cut_by_rows() -> None:
     assert [op.name for op in step.ops] == names[2:]
     assert [(one.birth, one.death) for one in step.storages.values()] == [(-1, 2), (1, -1)]
     assert measure_step(Job([graph])).step_ms == 0
+
+
+def test_kernels_of_the_step_before_that_start_after_a_step_matter_for_what_it_launched() -> None:
+    launches = [launch(at, at + 1, (began, began + 1000)) for at, began in ((10, 20), (20, 1020), (120, 2020))]
+    graph = rank(*launches, steps=[Span("ProfilerStep#0", 0, 100), Span("ProfilerStep#1", 100, 200)])
+    step, with_earlier = cut_to_step(graph, "ProfilerStep#1")
+    assert step.kernels.start.tolist() == [2020.0]
+    assert with_earlier.kernels.start.tolist() == [2020.0, 100.0, 1020.0]

@@ -52,3 +52,12 @@ def test_the_root_of_a_broadcast_goes_on_and_a_rank_of_an_all_reduce_stays() -> 
     root, other = measured_ranks(job(both(0.0), both(100.0)))[0]
     assert root.tasks.leaves is not None and root.tasks.leaves.tolist() == [True, False]
     assert other.tasks.leaves is None
+
+
+def test_a_device_that_is_busy_with_earlier_steps_after_the_mark_does_not_stall() -> None:
+    launches = [launch(at, at + 1, (began, began + 1000)) for at, began in ((10, 20), (20, 1020), (120, 2020))]
+    calls = [Call("aten::mm", 0, 50), Call("aten::mm", 100, 150)]
+    graph = rank(*calls, *launches, steps=[Span("ProfilerStep#0", 0, 100), Span("ProfilerStep#1", 100, 200)])
+    assert MeasuredRank.of(graph, "ProfilerStep#1").stalled_us == 0.0
+    alone = MeasuredRank.of(rank(*calls[1:], launches[-1], steps=graph.steps[1:]), "ProfilerStep#1")
+    assert alone.stalled_us > 1000.0

@@ -449,7 +449,8 @@ def cut_to_step(graph: Graph, step: str | None) -> tuple[Graph, Graph]:
     """What was called in a step with the kernels it launched, and the same with what ran before those on the device.
 
     In a trace of one step, kernels launched before the trace began are counted as the step's: they ran in its time.
-    In a trace of several they belong to the step before, and matter only for what the step's own had to wait for.
+    In a trace of several they belong to the step before, and matter only for what the step's own had to wait for: also
+    those that start after the step, where its host ran ahead.
     """
     span = next((span for span in graph.steps if span.name == step), None)
     if span is None:
@@ -458,13 +459,15 @@ def cut_to_step(graph: Graph, step: str | None) -> tuple[Graph, Graph]:
     launched = np.append(graph.calls.start, -np.inf)[graph.kernels.call]
     if not (graph.kernels.call >= 0).any():  # a trace without launches
         launched = graph.kernels.start
-    ran = (graph.kernels.start < span.end) & (graph.kernels.end > span.start)  # of those without a launch, too
+    several = len(graph.steps) > 1
+    last = max(span.end, float(cut.kernels.start.max(initial=-np.inf))) if several else span.end
+    ran = (graph.kernels.start < last) & (graph.kernels.end > span.start)  # of those without a launch, too
     earlier = np.flatnonzero((launched < span.start) & ran)
     kernels = _with_rows(cut.kernels, graph.kernels, earlier)
     kernels.start = np.maximum(kernels.start, span.start)
     kernels.end = np.maximum(kernels.end, kernels.start)  # clocks of host and device may disagree
     whole = replace(cut, kernels=kernels)
-    return (whole if len(graph.steps) == 1 else cut), whole
+    return (cut if several else whole), whole
 
 
 def _with_rows(cut: KernelTable, whole: KernelTable, rows: Longs) -> KernelTable:
