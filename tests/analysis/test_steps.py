@@ -90,3 +90,18 @@ def test_a_step_is_that_of_the_rank_that_takes_longest_for_it() -> None:
 def test_a_trace_without_marks_has_no_steps_to_list() -> None:
     with pytest.raises(ForetraceError, match="marks no steps"):
         list_steps(Job([rank(Call("aten::mm", 0, 10))]))
+
+
+def test_the_device_work_of_a_step_is_of_the_kernels_that_it_launched_whenever_they_run() -> None:
+    marks, at = [100.0, 1000.0, 1000.0, 2000.0, 1000.0, 900.0], 0.0
+    events: list[object] = []
+    spans = []
+    for number, us in enumerate(marks):
+        spans.append(Span(f"ProfilerStep#{number}", at, at + us))
+        events += [Call(f"ProfilerStep#{number}", at, at + us, kind=ANNOTATION), Call("aten::mm", at, at + 50)]
+        began = 20.0 + 1000.0 * number
+        events += [launch(at + 10, at + 15, (began, began + 1000.0), name="sgemm")]
+        at += us
+    found = list_steps(Job([rank(*events, steps=spans)]))  # type: ignore[arg-type]
+    assert [row.slow for row in found.steps] == [False, False, False, True, False, False]
+    assert found.steps[3].differs == {"work of other steps": pytest.approx(1.0)}

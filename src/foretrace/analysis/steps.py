@@ -15,15 +15,16 @@ from foretrace.analysis.report import NotebookDocument, bound_by, idle_by_cause,
 from foretrace.errors import ForetraceError
 from foretrace.graph import Graph, Job
 from foretrace.graph.graph import LATE_CLOCK, MISSING_KERNELS, cautions, cut_to_step
-from foretrace.graph.tables import COLLECTIVE, LAUNCH, KernelTable, median
+from foretrace.graph.tables import COLLECTIVE, LAUNCH, median
 from foretrace.simulation.task_graph import total
 
 SLOW = 1.1
 """A step that takes this many times the median is slow."""
 WORTH_NAMING = 0.1
 """Share of what a slow step takes longer, from which on a part of it is named."""
-WORK, EXPOSED = "device work", "exposed communication"
-"""The parts of a step in which its device is active."""
+WORK, EXPOSED, ELSEWHERE = "device work", "exposed communication", "work of other steps"
+"""The parts of a step in which its device is active: what it launched, and work that others launched, less its own
+that runs in the time of others."""
 OTHERS, REST = "others", "the rest"
 """What is left of a cause, and of all, where each single part is too small to be named."""
 
@@ -68,8 +69,9 @@ class StepList:
 def list_steps(job: Job) -> StepList:
     """The steps that all ranks of a job mark, with what differs in the slow ones.
 
-    A step is its device's work, by kernel family, exposed communication, and what the device idles for, by cause and
-    name; where a slow one has more of something than the median over all steps, or less, that is what differs.
+    A step is the device work that it launches, by kernel family, exposed communication, how much more of other steps'
+    work runs in its time than of its own in theirs, and what the device idles for, by cause and name; where a slow one
+    has more of something than the median over all steps, or less, that is what differs.
     """
     job = job if any(graph.steps for graph in job.graphs) else with_iterations(job)
     names = [span.name for span in job.graphs[0].steps] if job.graphs else []
@@ -134,17 +136,19 @@ def _row(job: Job, name: str) -> tuple[StepRow, dict[str, float]]:
     late = any(note.startswith(LATE_CLOCK) for note in graph.notes)
     if bound == "queue" and (late or unrecorded_ms(idle, span.ms - active)):
         bound = None
-    parts = _device_parts(graph, kernels)
+    parts = _device_parts(cut)
+    parts[ELSEWHERE] = active - sum(parts.values())
     for row in idle:
         label = f"{row.cause}: {row.name}" if row.name else row.cause
         parts[label] = parts.get(label, 0.0) + row.ms
     return StepRow(name, span.ms, graph.rank, active, span.ms - active, len(cut.kernels), bound), parts
 
 
-def _device_parts(graph: Graph, kernels: KernelTable) -> dict[str, float]:
-    """Milliseconds in which a device is active: by kernel family, of kernels side by side the one that began first, and
-    in communication that no other work hides.
+def _device_parts(graph: Graph) -> dict[str, float]:
+    """Milliseconds in which a device does what a step launched, whenever it runs: by kernel family, of kernels side by
+    side the one that began first, and in communication that no other work hides.
     """
+    kernels = graph.kernels
     work = kernels.rows(kernels.kind != COLLECTIVE)
     work = work.rows(np.argsort(work.start, kind="stable"))
     reached = np.maximum.accumulate(np.append(-np.inf, work.end))[:-1]
