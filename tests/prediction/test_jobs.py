@@ -14,6 +14,7 @@ from foretrace.analysis.measure import measure_step
 from foretrace.analysis.report import PairWait, StepReport
 from foretrace.analysis.report_fields import predicted_fields
 from foretrace.api import predict
+from foretrace.cost_models.kernels.pricing import MEASURED
 from foretrace.formats.load import load_traces
 from foretrace.graph import Collective, ForetraceError, Graph, Job, KernelTable, Op, OpTable, Span, Tensor
 from foretrace.graph.graph import MISSING_DEVICES
@@ -77,6 +78,20 @@ def test_a_collective_of_unknown_size_takes_as_long_as_it_was_measured_to(fabric
     # The early rank's kernel ran for 350 us, the late rank's, which waited for none, for 50.
     assert forecast.step_ms == pytest.approx((400 + 5 + 20 + 50 + 1 + 10) / 1e3, rel=1e-3)
     assert "the size of 1 of 1 collectives is unknown: they take as measured" in forecast.notes
+    assert forecast.coverage["measured"] == 1.0
+    assert all((sources == MEASURED).all() for sources in present(forecast.workings).sources)
+
+
+def test_transfers_that_the_fabric_prices_are_not_measured(fabric: Fabric) -> None:
+    forecast = predict_on_own_machine(two_ranks(), fabric)
+    assert 0.0 < forecast.coverage["measured"] < 1.0
+    assert forecast.coverage["measured"] + forecast.coverage["model"] == pytest.approx(1.0)
+
+
+def test_communication_of_one_rank_on_its_own_machine_is_part_of_what_was_measured() -> None:
+    forecast = predict_on_own_machine(Job([one_rank(100.0)]))
+    assert forecast.coverage["measured"] == 1.0
+    assert (present(forecast.workings).sources[0] == MEASURED).all()
 
 
 def test_a_job_that_was_measured_is_never_refused_as_one_that_hangs() -> None:

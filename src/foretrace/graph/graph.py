@@ -113,6 +113,11 @@ class Collective:
         """
         return bool(self.kind and (self.nbytes or self.kind == "barrier"))
 
+    @property
+    def takes_as_measured(self) -> bool:
+        """Whether it takes as long as it was measured, as its kind or size is unknown."""
+        return self.us > 0 and not self.is_sized
+
 
 @dataclass(frozen=True, slots=True)
 class HostGap:

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from foretrace.analysis.collectives import collective_times
+from foretrace.analysis.collectives import collective_times, members
 from foretrace.analysis.critical_path import LATENCY_US
 from foretrace.analysis.dependencies import (
     CLOCKS_AGREE_US,
@@ -29,7 +30,7 @@ from foretrace.cost_models.kernels.pricing import MEASURED, MODEL
 from foretrace.errors import ForetraceError
 from foretrace.graph import Graph, Span
 from foretrace.graph.graph import cut_to_step
-from foretrace.graph.tables import COLLECTIVE, Floats, Ints, Longs, Small, distinct, launched_before
+from foretrace.graph.tables import Floats, Ints, Longs, Small, distinct, launched_before
 from foretrace.platform.platform import Platform
 from foretrace.prediction.device_work import SOURCES, keeps_measured_kernels
 from foretrace.prediction.priced_step import PricedStep, price_step
@@ -94,8 +95,12 @@ class RankModel:
         raise NotImplementedError
 
     def device_us(self) -> dict[str, float]:
-        """Microseconds of its kernels, collectives apart, by how they are known."""
+        """Microseconds of its kernels, those apart that are matched with other ranks', by how they are known."""
         raise NotImplementedError
+
+    def _matched(self, kernels: int) -> NDArray[np.bool_]:
+        """For each of so many kernels, whether it is a collective that is matched with other ranks'."""
+        return np.isin(np.arange(kernels), [one.kernel for one in self.graph.collectives])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -177,13 +182,16 @@ class MeasuredRank(RankModel):
 
     @property
     def sources(self) -> Small:
-        """Measured, but for transfers, which the fabric prices."""
-        return np.where(self.graph.kernels.kind == COLLECTIVE, MODEL, MEASURED).astype(np.int8)
+        """Measured, but for transfers that the fabric prices."""
+        sources = np.full(len(self.graph.kernels), MEASURED, np.int8)
+        priced = [one.kernel for one in self.graph.collectives if one.kernel >= 0 and not one.takes_as_measured]
+        sources[priced] = MODEL
+        return sources
 
     def device_us(self) -> dict[str, float]:
         """All measured."""
         kernels = self.graph.kernels
-        return {SOURCES[MEASURED]: float((kernels.end - kernels.start)[kernels.kind != COLLECTIVE].sum())}
+        return {SOURCES[MEASURED]: float((kernels.end - kernels.start)[~self._matched(len(kernels))].sum())}
 
 
 def leaving_early(ranks: list[MeasuredRank]) -> list[MeasuredRank]:
@@ -430,7 +438,11 @@ class PricedRank(RankModel):
         work = priced.work
         row = np.full(len(calls.collectives), -1)
         row[work.collective[work.collective >= 0]] = np.flatnonzero(work.collective >= 0)
-        collectives = [replace(c, kernel=int(kernel)) for c, kernel in zip(calls.collectives, row)]
+        collectives = [
+            replace(one, kernel=int(kernel))
+            for one, kernel in zip(calls.collectives, row)
+            if kernel >= 0 or len(members(calls, one)) > 1
+        ]
         on_cpu = platform.device.runs_on_host
         contends = not on_cpu and not keeps_measured_kernels(calls, platform, kernels)
         return cls(
@@ -438,7 +450,7 @@ class PricedRank(RankModel):
             uncut=whole,
             dispatched=dispatched,
             step=priced,
-            tasks=with_arrivals(tasks, row),
+            tasks=with_arrivals(tasks, np.array([one.kernel for one in collectives], np.int64)),
             notes=tuple(notes),
             overlap=NO_OVERLAP if contends else None,
             on_cpu=on_cpu,
@@ -466,8 +478,8 @@ class PricedRank(RankModel):
     def device_us(self) -> dict[str, float]:
         """By the models that know them."""
         work = self.step.work
-        compute = work.kind != COLLECTIVE
-        return {word: float(work.typical[compute & (work.source == code)].sum()) for code, word in SOURCES.items()}
+        own = ~self._matched(len(work))
+        return {word: float(work.typical[own & (work.source == code)].sum()) for code, word in SOURCES.items()}
 
 
 def with_arrivals(tasks: TaskGraph, kernel: Longs) -> RankTasks:

@@ -26,7 +26,7 @@ from foretrace.analysis.idle import idle_rows, mean_idle
 from foretrace.analysis.iterations import iteration_row
 from foretrace.analysis.measure import devices_without_record
 from foretrace.analysis.report import RankReport, StepReport, Workings, bound_by, idle_by_cause
-from foretrace.cost_models.kernels.pricing import MODEL
+from foretrace.cost_models.kernels.pricing import MEASURED, MODEL
 from foretrace.graph import Graph, Job
 from foretrace.graph.graph import MISSING_KERNELS
 from foretrace.graph.tables import LAUNCH, launched_before, percentiles
@@ -177,8 +177,8 @@ def _coverage(done: SimulatedJob) -> dict[str, float]:
     for rank in done.ranks:
         for source, time in rank.device_us().items():
             us[source] += time
-    members = np.array([len(match.calls) for match in done.matches])
-    us[SOURCES[MODEL]] += float(done.transfers.typical @ members) if len(members) else 0.0
+    for match, time in zip(done.matches, done.transfers.typical.tolist()):
+        us[SOURCES[MEASURED if match.us else MODEL]] += time * len(match.calls)
     if not sum(us.values()):
         return dict.fromkeys(SOURCES.values(), 0.0)  # all of it on the host
     total = sum(us.values())
