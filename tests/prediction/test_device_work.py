@@ -1,5 +1,6 @@
 """The device work of a step on a platform."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,8 @@ from foretrace.platform.fabric import Fabric
 from foretrace.platform.platform import Platform
 from foretrace.platform.registry import find_platform
 from foretrace.prediction.device_work import device_work, measured_work, own_time
-from tests.analysis.builders import Call, Orphan, launch, rank, recorded
+from foretrace.prediction.predict import predict_on_platform
+from tests.analysis.builders import Call, Orphan, all_reduce, launch, rank, recorded
 
 
 def sketched(*names: str, **more: Any) -> Graph:
@@ -98,6 +100,45 @@ def test_a_collective_without_a_fabric_is_said_to_take_no_time(platform: Any) ->
     graph.collectives = [Collective("all_reduce", "0", 1024, -1, 1, (0, 1))]
     work, said = device_work(dispatched_calls(graph), platform)
     assert len(work) == 1 and "1 collectives (all_reduce) take no time" in said[0]
+
+
+def communicating(**more: Any) -> Graph:
+    """A product, and a transfer of which the trace does not tell the size."""
+    square = Tensor((64, 64), "float32", "cuda:0")
+    graph = rank(
+        Call("aten::mm", 0, 10), launch(1, 2, (5, 25)), Call("c10d::allreduce_", 12, 20),
+        all_reduce(13, 14, (30, 330), nbytes=0, **more),
+    )  # fmt: skip
+    graph.device, graph.ops.detail = "another", [replace(op, args=(square, square)) for op in graph.ops].__getitem__
+    return graph
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", ""])
+@pytest.mark.parametrize("kernels", [None, "model"])
+def test_communication_among_unknown_ranks_stays_as_long_as_it_was_measured(
+    platform: Any, kind: str, kernels: str | None
+) -> None:
+    graph = communicating()
+    graph.collectives[0].kind = kind
+    work, said = device_work(dispatched_calls(graph), platform, kernels)
+    (row,) = [row for row, one in enumerate(work.kind) if one == COLLECTIVE]
+    assert (work.typical[row], work.source[row], len(work)) == (300.0, MEASURED, 2)
+    assert "1 communication kernel takes as long as measured, waiting included: 0.30 ms; the trace does not" in said[-1]
+    platform.fabric = Fabric.named("h100-8x")
+    forecast = predict_on_platform(graph, platform, kernels)
+    assert forecast.coverage["measured"] == pytest.approx(300 / (300 + work.typical[1 - row]))
+    assert forecast.exposed_communication_ms == pytest.approx(0.3)
+    assert not any("no rank waits for these" in note for note in forecast.notes)
+
+
+def test_a_group_that_is_known_to_be_one_rank_takes_no_time(platform: Any) -> None:
+    work, said = device_work(dispatched_calls(communicating(ranks=(0,))), platform)
+    assert COLLECTIVE not in work.kind and not any("communication" in note for note in said)
+
+
+def test_recorded_communication_stays_as_long_as_it_was_measured_where_no_fabric_prices_it(platform: Any) -> None:
+    work, said = device_work(dispatched_calls(communicating(ranks=(0, 1))), platform)
+    assert COLLECTIVE in work.kind and not any("take no time" in note for note in said)
 
 
 def test_a_collective_runs_on_a_stream_of_its_group_at_the_fabrics_price(

@@ -18,7 +18,7 @@ from foretrace.analysis.collectives import ONE_SIDED, members
 from foretrace.analysis.dispatched import DispatchedCalls
 from foretrace.cost_models.kernels.family import PYTORCH_NAMESPACES
 from foretrace.cost_models.kernels.model import device_models
-from foretrace.cost_models.kernels.pricing import EXTRAPOLATED, FALLBACK, MODEL, price_kernels
+from foretrace.cost_models.kernels.pricing import EXTRAPOLATED, FALLBACK, MEASURED, MODEL, price_kernels
 from foretrace.graph import Collective, ForetraceError, Graph
 from foretrace.graph.tables import COLLECTIVE, COMPUTE, COPY, SET, SIGMAS_TO_P90, Ints, distinct
 from foretrace.platform.device import Device
@@ -48,6 +48,8 @@ def modelled_work(step: DispatchedCalls, platform: Platform, recorded: bool) -> 
     calls, work = step.calls, _by_models(step, platform)
     if recorded:
         work = work.rows(~np.isin(work.call, guessed_calls(step, work)))
+    kept, said_of_kept = _unpriced_communication(calls, platform)
+    work = work.rows(~((work.source == FALLBACK) & np.isin(work.call, kept.call)))
     unknown, modelled = unmodelled(step, work), work
     scaling_notes = list[str]()
     if not recorded:
@@ -56,9 +58,9 @@ def modelled_work(step: DispatchedCalls, platform: Platform, recorded: bool) -> 
         added, said = scaled_recorded_kernels(calls, unknown, platform)
         work = merge_work(work, added)
         scaling_notes += [said] if added.typical.sum() > NOTED_SHARE * work.typical.sum() else []
-    whole, said_of_fabric = _with_collectives(work, calls, platform)
+    whole, said_of_fabric = _with_collectives(merge_work(work, kept) if len(kept) else work, calls, platform)
     known = [*_cross_device_notes(calls, platform), *_not_modelled(modelled, work.typical.sum(), calls, platform)]
-    return whole, [*known, *scaling_notes, *said_of_fabric]
+    return whole, [*known, *scaling_notes, *said_of_kept, *said_of_fabric]
 
 
 def _by_models(step: DispatchedCalls, platform: Platform) -> DeviceWork:
@@ -141,6 +143,25 @@ def _kind(name: str) -> int:
     return COPY if name.startswith("Memcpy") else SET if name.startswith("Memset") else COMPUTE
 
 
+def _unpriced_communication(calls: Graph, platform: Platform) -> tuple[DeviceWork, list[str]]:
+    """Recorded kernels of collectives that no fabric can price, as long as they were measured, and a note on them.
+
+    Without the ranks of a group it is not known who takes part; a group of one rank exchanges nothing.
+    """
+    unpriced = []
+    for one in calls.collectives:
+        known = bool(one.ranks or calls.groups.get(one.group))
+        if platform.fabric is None if len(members(calls, one)) > 1 else not known:
+            unpriced.append(one.kernel)
+    work = measured_work(calls, np.isin(np.arange(len(calls.kernels)), unpriced))
+    work = replace(work, collective=np.full(len(work), -1, np.int32))
+    if not len(work):
+        return work, []
+    why = "the trace does not tell which other ranks take part" if calls.world < 2 else "no fabric is given"
+    many = "1 communication kernel takes" if len(work) == 1 else f"{len(work):,} communication kernels take"
+    return work, [f"{many} as long as measured, waiting included: {work.typical.sum() / 1e3:.2f} ms; {why}"]
+
+
 def _with_collectives(work: DeviceWork, calls: Graph, platform: Platform) -> tuple[DeviceWork, list[str]]:
     """The work with one kernel for each collective, on the stream of its group, priced by the fabric."""
     numbered = [(number, c) for number, c in enumerate(calls.collectives) if c.op >= 0 and len(members(calls, c)) > 1]
@@ -148,8 +169,11 @@ def _with_collectives(work: DeviceWork, calls: Graph, platform: Platform) -> tup
         return work, []
     fabric = platform.fabric
     if fabric is None:
-        kinds = ", ".join(sorted({c.kind for _, c in numbered}))
-        return work, [f"{platform.name} has no fabric: {len(numbered)} collectives ({kinds}) take no time here"]
+        seen = launched(calls)
+        unseen = [c.kind for _, c in numbered if c.kernel < 0 or not seen[c.kernel]]
+        kinds = ", ".join(sorted(set(unseen)))
+        note = f"{platform.name} has no fabric: {len(unseen)} collectives ({kinds}) take no time here"
+        return work, [note] if unseen else []
     from foretrace.cost_models.collectives.pricing import Range, assumptions, price_collective
 
     lanes: dict[object, int] = {}
@@ -157,7 +181,7 @@ def _with_collectives(work: DeviceWork, calls: Graph, platform: Platform) -> tup
     known: dict[object, Range] = {}
     for _, c in numbered:
         if (c.kind, c.nbytes, _lane(c), c.us) not in known:
-            measured = Range(c.us, c.us, c.us) if c.us and not c.is_sized else None
+            measured = Range(c.us, c.us, c.us) if c.takes_as_measured else None
             price_of = measured or price_collective(fabric, c.kind, c.nbytes, members(calls, c))
             known[c.kind, c.nbytes, _lane(c), c.us] = price_of
     price = [known[c.kind, c.nbytes, _lane(c), c.us] for _, c in numbered]
@@ -170,7 +194,7 @@ def _with_collectives(work: DeviceWork, calls: Graph, platform: Platform) -> tup
         low=np.array([p.low for p in price]),
         typical=np.array([p.typical for p in price]),
         high=np.array([p.high for p in price]),
-        source=np.full(len(numbered), MODEL, np.int8),
+        source=np.array([MEASURED if c.takes_as_measured else MODEL for _, c in numbered], np.int8),
         collective=np.array([number for number, _ in numbered], np.int32),
     )
     return merge_work(work, added), assumptions(fabric, calls.world)
