@@ -141,6 +141,19 @@ def test_steps_one_after_the_other_take_as_long_as_the_device_does_where_that_is
     assert report.step_ms == report.step_ms_back_to_back == pytest.approx(0.9, rel=0.01)
 
 
+def test_a_step_of_several_whose_marks_have_only_launches_takes_as_long_as_the_device_does() -> None:
+    events: list[object] = []
+    spans = []
+    for number in range(5):
+        at, began = 100.0 * number, 40.0 + 900.0 * number
+        spans.append(Span(f"ProfilerStep#{number}", at, at + 100.0))
+        events += [Call(f"ProfilerStep#{number}", at, at + 100.0, kind=ANNOTATION), Call("aten::mm", at + 10, at + 90)]
+        events += [launch(at + 20, at + 30, (began, began + 900.0))]
+    report = predict_on_own_machine(Job([rank(*events, steps=spans)]))  # type: ignore[arg-type]
+    assert report.step_ms == report.step_ms_back_to_back == pytest.approx(0.9, rel=0.02)
+    assert not any("does not start on an idle device" in note for note in report.notes)
+
+
 def test_a_single_step_whose_mark_has_most_of_its_work_takes_as_long_as_its_mark() -> None:
     mark, span = Call("ProfilerStep#0", 0, 1000, kind=ANNOTATION), Span("ProfilerStep#0", 0.0, 1000.0)
     graph = rank(mark, Call("aten::mm", 10, 90), launch(20, 30, (40, 1150)), steps=[span])

@@ -121,6 +121,7 @@ def _add_period(report: StepReport, job: Job, done: SimulatedJob, changed: bool)
 
     From the first rank's start to the last one's end is longer still, by how far hosts run ahead of their devices and
     by how much later some ranks begin. How far a host was ahead at the end of a single step, that step did not take.
+    In a trace of several steps a host took what its mark says, unless that ends before most of the work is done.
     A trace that marks no steps is taken as one step from end to end.
     """
     report.span_ms = report.step_ms
@@ -136,7 +137,8 @@ def _add_period(report: StepReport, job: Job, done: SimulatedJob, changed: bool)
         report.span_ms = max(simulated_ms, *hosts)
         report.step_ms_back_to_back = max(report.step_ms_back_to_back or 0.0, *hosts)
     steady = (report.step_ms_back_to_back or 0.0) - min(_ahead_ms(rank.graph) for rank in done.ranks)
-    if any(len(graph.steps) > 1 for graph in job.graphs) and not changed:
+    several = any(len(graph.steps) > 1 for graph in job.graphs)
+    if several and not changed and any(_most_is_done(rank.graph) for rank in done.ranks):
         steady = 0.0  # it went from step to step in the trace: that is what its hosts took
     step_ms = min(max(*hosts, steady), report.span_ms)
     ratio = step_ms / simulated_ms if simulated_ms else 1.0
@@ -149,14 +151,18 @@ MOSTLY_DONE = 0.5
 """Share of a step's device work that is done by its end, unless its mark is only of the launches."""
 
 
+def _most_is_done(graph: Graph) -> bool:
+    """Whether most of the device's work is done by the end of a measured step's mark; else it is only of launches."""
+    kernels, end = graph.kernels, graph.steps[0].end if graph.steps else np.inf
+    done = total(np.minimum(kernels.start, end), np.minimum(kernels.end, end))
+    return not len(kernels) or done > MOSTLY_DONE * total(kernels.start, kernels.end)
+
+
 def _ahead_ms(graph: Graph) -> float:
     """How long the device of a measured step goes on after its mark, which has most of the device's work."""
-    kernels, end = graph.kernels, graph.steps[0].end if graph.steps else np.inf
-    if not len(kernels):
+    if not len(graph.kernels) or not graph.steps or not _most_is_done(graph):
         return 0.0
-    done = total(np.minimum(kernels.start, end), np.minimum(kernels.end, end))
-    ahead = max(float(kernels.end.max()) - end, 0.0) / 1e3
-    return ahead if done > MOSTLY_DONE * total(kernels.start, kernels.end) else 0.0
+    return max(float(graph.kernels.end.max()) - graph.steps[0].end, 0.0) / 1e3
 
 
 def measured_ranks(job: Job, step: str | None = None, drop_gaps: bool = False) -> tuple[list[MeasuredRank], list[str]]:
