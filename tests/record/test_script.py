@@ -219,6 +219,10 @@ def test_a_script_without_a_step_is_refused_before_it_is_imported(
     assert "imported" not in capsys.readouterr().err
     with pytest.raises(ForetraceError, match="no function build"):
         sketch_script(script, "build")
+    script.write_text("print('imported')\nfor step in range(3): pass\n")
+    with pytest.raises(ForetraceError, match="no function make_step or step"):
+        sketch_script(script)
+    assert "imported" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,13 @@ def test_few_blocks_tell_of_many() -> None:
         assert guess.memory_bytes == pytest.approx(whole.memory_bytes, rel=0.02)
 
 
+def test_few_blocks_tell_of_many_whose_gathered_weights_are_most_of_the_memory() -> None:
+    simulator = Simulator(Job([sketched(gpt, layers=16, batch=2, seq=16, dim=1024)]), "h200")
+    plan = ("data=64", "sharded=on", "checkpoint=*")
+    whole, guess = simulator.whole(plan), simulator.extrapolated(plan)
+    assert guess.memory_bytes == pytest.approx(whole.memory_bytes, rel=0.01)
+
+
 @pytest.mark.parametrize(
     "plan",
     [

@@ -124,9 +124,12 @@ def test_points_between_ranks_that_were_joined_otherwise_are_not_mixed(tmp_path:
 def test_a_file_that_can_not_take_points_is_refused_before_any_is_predicted(tmp_path: Path) -> None:
     notes = tmp_path / "notes.txt"
     notes.write_text("dear diary")
+    settings = tmp_path / "settings.json"
+    settings.write_text('{\n  "a": 1\n}\n')
     for out, why in (
         (tmp_path, "can't be read"),
         (notes, "holds no sweep"),
+        (settings, "holds no sweep"),
         (notes / "p", "can't be written"),
     ):
         with pytest.raises(ForetraceError, match=why):

@@ -138,11 +138,13 @@ def defined_functions(tree: ast.Module) -> list[str]:
 
 
 def _names(tree: ast.Module) -> Iterator[str]:
-    """The names that a script may define; ``*`` where it imports all of another module's.
+    """The names that a script may define, loops' own aside; ``*`` where it imports all of another module's.
 
     >>> sorted(_names(ast.parse("from a import b as step, c\\nx = y = 1\\nfor i in z: pass\\ndef f():\\n    global g")))
-    ['c', 'f', 'g', 'i', 'step', 'x', 'y']
+    ['c', 'f', 'g', 'step', 'x', 'y']
     """
+    loops = [node.target for node in ast.walk(tree) if isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension))]
+    counters = {id(node) for target in loops for node in ast.walk(target)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Global):
             yield from node.names
@@ -151,7 +153,7 @@ def _names(tree: ast.Module) -> Iterator[str]:
             yield node.name
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             yield from (alias.asname or alias.name.partition(".")[0] for alias in node.names)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and id(node) not in counters:
             yield node.id
 
 

@@ -21,6 +21,8 @@ from foretrace.whatif.sweep import Subject, Swept
 
 BLOCKS_A_STAGE = (2, 4)
 """Of each stage, where a step of many is simulated with few."""
+SHARDED_BLOCKS = (3, 6)
+"""The same where weights are in shards: before the third block, fewer gathered ones are held than later."""
 MAX_GARBAGE = 200_000
 """Objects since the last collection from which on another is worth its time: a pipeline leaves a million behind."""
 
@@ -92,7 +94,8 @@ class Simulator:
     def depths(self, changes: Choice) -> tuple[int, int] | None:
         """The numbers of blocks that a plan is extrapolated from; None where it is simulated as it is."""
         given, stages = settings(changes), _groups(changes)
-        few, more = (max(each * stages, 2) for each in (BLOCKS_A_STAGE if stages == 1 else (1, 2)))
+        alone = SHARDED_BLOCKS if given.get("sharded") == "on" else BLOCKS_A_STAGE
+        few, more = (max(each * stages, 2) for each in (alone if stages == 1 else (1, 2)))
         # Of checkpointed shares, each stage has whole ones.
         each = stages * int(given.get("checkpoint", "").partition("/")[2] or 1)
         few, more = (-(-blocks // each) * each for blocks in (few, more))

@@ -137,7 +137,7 @@ def read_points(out: Path) -> list[StoredPoint]:
         text = out.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise ForetraceError(f"{out} can't be read ({error.strerror})", "Choose another file.") from None
-    if text and not text.startswith("{"):
+    if text and not text.startswith('{"'):  # JSON over several lines begins otherwise
         raise ForetraceError(f"{out} holds no sweep", "Choose another file: points would be added to this one.")
     found: list[StoredPoint] = []
     for line in text.splitlines():
