@@ -20,7 +20,7 @@ from tests.narrowing import present
 PATIENCE_S = 240
 _forks = get_context("forkserver")
 # The second comes with the first optimizer, the third is what sketches scripts.
-_forks.set_forkserver_preload(["torch", "torch._dynamo", "foretrace.record.run_script"])
+_forks.set_forkserver_preload(["torch", "torch._dynamo", "torch.utils.flop_counter", "foretrace.record.run_script"])
 
 
 def run(command: Sequence[str], **_: object) -> subprocess.CompletedProcess[str]:

@@ -8,6 +8,7 @@ import pytest
 import foretrace as ft
 from foretrace.analysis.report import IdleRow
 from foretrace.graph import Graph, Job, Op, OpTable, Span, Tensor
+from foretrace.graph.graph import cautions
 from foretrace.graph.tables import ANNOTATION
 from foretrace.platform.platform import Platform
 from foretrace.prediction.predict import predict_on_own_machine, predict_on_platform
@@ -240,3 +241,39 @@ def test_a_step_that_launches_nothing_is_all_on_the_host() -> None:
     found = predict_on_own_machine(Job([rank(Call("aten::mm", 0, 50))]))
     assert step_facts(found)[0][2].endswith("all of it on the host") and not found.cautions
     assert found.to_dict()["device_active_ms"] == 0.0
+
+
+def slow(device: str, pause_us: float = 0.0, inside_us: float = 0.0, calls: int = 50) -> Graph:
+    """A step whose every call follows a pause, and spends as much time as is said before its launch."""
+    events: list[object] = []
+    at = 0.0
+    for _ in range(calls):
+        at += pause_us + 5
+        begin = at + inside_us
+        events += [Call("aten::mm", at, begin + 20), launch(begin + 5, begin + 10, (begin + 15, begin + 25))]
+        at = begin + 20
+    return shaped(rank(*events), device)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("device", ["Tesla T4", "NVIDIA H200"])
+@pytest.mark.parametrize("where, taken", [("pause_us", "30.4 ms"), ("inside_us", "31.0 ms")])
+def test_many_short_pauses_that_no_model_explains_are_a_caution_and_within_the_range(
+    where: str, taken: str, device: str
+) -> None:
+    usual, found = priced(slow(device)), priced(slow(device, **{where: 600.0}))  # type: ignore[arg-type]
+    assert found.step_ms == pytest.approx(usual.step_ms) and not found.carried
+    (note,) = [note for note in cautions(found.notes) if "unexplained" in note]
+    assert f"calls and the pauses between them take {taken} in the trace" in note
+    assert present(usual.high_ms) + 28 < present(found.high_ms) < present(usual.high_ms) + 31
+    assert found.low_ms == usual.low_ms
+
+
+@pytest.mark.parametrize("times", [1, 5])
+def test_a_host_that_a_profiler_slows_is_no_caution(times: int) -> None:
+    report = priced(slow("NVIDIA H200", inside_us=25.0 * times, pause_us=5.0 * times))
+    assert not cautions(report.notes)
+
+
+def test_pauses_are_no_caution_where_they_are_carried_over_or_left_out_on_purpose() -> None:
+    assert not any("unexplained" in note for note in priced(slow("Tesla T4", pause_us=1_200.0)).notes)
+    assert not any("unexplained" in note for note in priced(slow("Tesla T4", pause_us=600.0), drop_gaps=True).notes)

@@ -388,3 +388,15 @@ def test_one_rank_of_a_job_and_the_job_agree(platform: Any) -> None:
 def test_from_step_to_step_a_job_takes_no_longer_than_with_a_sync_in_between(shared: Path) -> None:
     done = predict(load_traces(shared / "public" / "wild" / "sglang_decode_8xB200"), on="h200")
     assert 0.9 * done.step_ms < present(done.step_ms_back_to_back) <= done.step_ms
+
+
+def test_one_rank_alone_says_whether_its_waits_for_others_are_in_its_collectives() -> None:
+    waits = all_reduce(10, 20, (20, 1_020), nbytes=4096, ranks=(0, 1))
+    alone = rank(Call("c10d::allreduce_", 0, 30), waits, world=2)
+    fabric = Fabric.named("v100-8x")
+    own, elsewhere = predict_on_own_machine(Job([alone])), predict_on_own_machine(Job([alone]), fabric)
+    assert own.step_ms > 1 > elsewhere.step_ms
+    kept = predict_on_platform(alone, Platform.named("h200"), "measured")
+    for report, included in [(own, True), (elsewhere, False), (kept, True)]:
+        (note,) = [note for note in report.notes if "predicted alone" in note]
+        assert note.endswith("its waits for other ranks included" if included else "is not included")

@@ -35,8 +35,8 @@ What = Annotated[
 def platform_names(incomplete: str) -> list[str]:
     """The platforms that a shell may complete to.
 
-    >>> platform_names("h2")
-    ['h200']
+    >>> platform_names("mi355")
+    ['mi355x']
     """
     from foretrace.platform.registry import CPU, device_files, platform_folders
 

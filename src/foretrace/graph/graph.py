@@ -27,6 +27,7 @@ SEVERAL_DEVICES = "several devices are shown as one: "
 NO_STEP_MARKS = "no step marks (ProfilerStep#N): the whole trace is taken as one step"
 ANOTHER_TIME = "the recorded step took another time: "
 """How the note begins on a prediction whose range does not hold what was measured."""
+UNEXPLAINED_TIME = "much of the measured host time is unexplained: "
 CAUTIONS = (
     "assumed while the model was built: ",
     "assumed in the step, and decisive: ",
@@ -42,6 +43,7 @@ CAUTIONS = (
     "much rests on guesses: ",
     "recorded on a CPU: ",
     ANOTHER_TIME,
+    UNEXPLAINED_TIME,
     "the batch may be another: ",
     "several processes are taken for one rank: ",
     "most device time is left out: ",

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,9 @@ from foretrace.simulation.task_graph import SYNC, T1, T4, merged, total
 UNEXPLAINED_US, TIMES_THE_MODEL = 1000.0, 20.0
 """A pause or a call whose name does not say what it is for is carried over where it took so much longer, and so many
 times as long, as its model says: no profiler slows one call so much."""
+STEP_TIMES_THE_MODEL, UNEXPLAINED_SHARE = 10.0, 0.25
+"""What shorter pauses and calls take together goes unexplained where it exceeds the model this many times over, or each
+of them `TIMES_THE_MODEL`, by more than this share of the step: profiling was seen to slow whole steps up to 7 times."""
 CARRIED_KINDS = MEANINGS | {ALLOCATION}
 """Causes that say what host time is for: no model has it."""
 PAUSE, CPU_WORK, LAUNCH_CALL = "pause", "cpu work", "launch call"
@@ -177,6 +181,49 @@ def measured_gaps(
                 continue
         gaps.add(gap.first, gap.cause, gap.name, gap.us - has)
     return gaps
+
+
+class Unexplained(NamedTuple):
+    """Host time of a measured step in calls and in the pauses between them, in milliseconds."""
+
+    taken: float
+    """All of it but launches, waits and what has a name that says what it is for."""
+    beyond_model: float
+    """What neither a model nor a profiler explains, and is not carried over."""
+    here: float
+    """How long that would take on the host that is predicted."""
+
+
+def unexplained_time(
+    graph: Graph, ops: OpTable, modelled: Floats, gaps: Gaps, ratio: float = 1.0
+) -> Unexplained | None:
+    """Measured host time that would be left out unexplained; None where it is little of the step.
+
+    ``modelled`` is what the host's model has for each of the dispatcher calls outside of launches, ``gaps`` what is
+    carried over; the host that is predicted takes ``ratio`` times as long.
+    """
+    if not len(graph.kernels) or not len(ops) or not np.isfinite(ops.start).all():
+        return None
+    cut, taken = host_segments(graph), np.zeros(len(ops))
+    named = np.array([kind in CARRIED_KINDS for kind, _ in cut.causes.items] + [False])[cut.cause]
+    cut = cut.rows(~named & (cut.kind != SYNC) & (cut.kind != T4))
+    for thread in distinct(ops.thread).tolist():
+        own, calls = cut.rows(cut.thread == thread), np.flatnonzero(ops.thread == thread)
+        starts = ops.start[calls]
+        at = np.where(own.kind == T1, np.searchsorted(starts, own.end), np.searchsorted(starts, own.start, "right") - 1)
+        of_call = (at >= 0) & (at < len(calls))
+        taken += np.bincount(calls[at[of_call]], own.duration[of_call], len(ops))
+    taken = taken / graph.profiling_overhead
+    rest = np.maximum(taken - gaps.before, 0.0)
+    beyond = max(
+        float(np.maximum(rest - TIMES_THE_MODEL * modelled, 0.0).sum()),
+        float(rest.sum() - STEP_TIMES_THE_MODEL * modelled.sum()),
+    )
+    step_us = float(ops.end.max() - ops.start.min()) / graph.profiling_overhead
+    if beyond <= UNEXPLAINED_SHARE * step_us:
+        return None
+    more_ms = float(np.maximum(rest - modelled, 0.0).sum()) / 1e3
+    return Unexplained(float(taken.sum()) / 1e3, more_ms, more_ms * ratio)
 
 
 def carried_rows(each: Sequence[Gaps | None]) -> list[IdleRow]:

@@ -12,12 +12,13 @@ from foretrace.analysis.breakdown import kernels_in
 from foretrace.analysis.critical_path import LATENCY_US
 from foretrace.analysis.report import StepReport
 from foretrace.graph import Graph, Job
-from foretrace.graph.graph import ANOTHER_TIME, cautions, chosen_step
+from foretrace.graph.graph import ANOTHER_TIME, UNEXPLAINED_TIME, cautions, chosen_step
 from foretrace.graph.tables import median
 from foretrace.simulation.task_graph import merged
 
 if TYPE_CHECKING:
     from foretrace.platform.platform import Platform
+    from foretrace.prediction.gaps import Unexplained
     from foretrace.prediction.rank_models import MeasuredRank, PricedRank
 
 STALLED_SHARE = 0.01
@@ -122,6 +123,24 @@ def queued_note(ranks: Sequence[PricedRank]) -> list[str]:
     return [f"{ms:.1f} ms in which the measured device idled although work was launched are not in the forecast"]
 
 
+def most_unexplained(ranks: Sequence[PricedRank]) -> Unexplained | None:
+    """The measured host time of the rank that leaves out most of it unexplained."""
+    found = [rank.step.unexplained for rank in ranks if rank.step.unexplained]
+    return max(found, key=lambda one: one.here, default=None)
+
+
+def unexplained_note(ranks: Sequence[PricedRank]) -> list[str]:
+    """A caution that measured host time is left out although no model explains it."""
+    most = most_unexplained(ranks)
+    if most is None:
+        return []
+    return [
+        f"{UNEXPLAINED_TIME}calls and the pauses between them take {most.taken:.1f} ms in the trace, "
+        f"{most.beyond_model:.1f} ms more than the model of the host has, and a profiler seldom adds as much. It is "
+        "not carried over, as each of them is short; the range reaches to where it would be"
+    ]
+
+
 def note_key(note: str) -> frozenset[str]:
     """The words of a note without numbers, order and examples: equal for notes that say the same.
 
@@ -157,14 +176,19 @@ def recorded_notes(job: Job) -> list[str]:
     return list(dict.fromkeys([*job.notes, *cautioned, *merge_rank_notes(others)]))
 
 
-def job_notes(job: Job, more: list[str]) -> list[str]:
-    """All notes of a prediction, each once: how the job was recorded, ranks without a trace, and ``more``."""
+def job_notes(job: Job, more: list[str], waits_included: bool = False) -> list[str]:
+    """All notes of a prediction, each once: how the job was recorded, ranks without a trace, and ``more``.
+
+    ``waits_included`` says that the collectives of one rank alone take as measured.
+    """
     notes = recorded_notes(job)
     if job.missing:
         if len(job.graphs) == 1:
+            which = f"rank {job.graphs[0].rank} of {job.world:,} is predicted alone"
             notes.append(
-                f"rank {job.graphs[0].rank} of {job.world:,} is predicted alone: the time it waits for other ranks is "
-                "not included"
+                f"{which}: its collectives take as measured, its waits for other ranks included"
+                if waits_included
+                else f"{which}: the time it waits for other ranks is not included"
             )
         else:
             ranks = "rank" if len(job.missing) == 1 else f"{len(job.missing):,} ranks"

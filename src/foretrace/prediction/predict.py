@@ -38,9 +38,11 @@ from foretrace.prediction.notes import (
     job_notes,
     measured_note,
     merge_rank_notes,
+    most_unexplained,
     overhead_notes,
     queued_note,
     stall_notes,
+    unexplained_note,
 )
 from foretrace.prediction.overrides import RankOverrides, with_own_graphs
 from foretrace.prediction.priced_step import CARRIED_NOTE
@@ -79,7 +81,9 @@ def predict_on_own_machine(
     overrides = overrides or RankOverrides()
     overrides.check(job.world)
     job = with_own_graphs(with_step(job, step), overrides)
+    waits_included = False
     if measured is None and len(job.graphs) == 1 and not job.alike and fabric is None:
+        waits_included = bool(job.graphs[0].collectives)
         job = replace(job, graphs=[replace(job.graphs[0], collectives=[])])
     ranks, notes = measured_ranks(job, step, drop_gaps)
     if measured:
@@ -102,7 +106,7 @@ def predict_on_own_machine(
         report.profiling_ms = max(report.step_ms - max(works, 0.0), 0.0)
     report.fabric = fabric.name if fabric else None
     measured_as = [measured_range_note(job.graphs), *stall_notes(ranks, report.step_ms), *overhead_notes(ranks)]
-    report.notes = job_notes(job, [*report.notes, *notes, *done.notes, *measured_as, *shared])
+    report.notes = job_notes(job, [*report.notes, *notes, *done.notes, *measured_as, *shared], waits_included)
     forget_unknown_limits(report)
     return report
 
@@ -225,6 +229,9 @@ def _platform_report(
         report.stack, stack_notes = platform.stack.name, [platform.stack.note()]
         low_ms, high_ms = widened(report.step_ms, report.low_ms, report.high_ms, platform.stack.spread)
         set_range(report, report.step_ms, low_ms, high_ms)
+    if unexplained := most_unexplained(ranks):
+        low_ms, high_ms = (ms or report.step_ms for ms in (report.low_ms, report.high_ms))
+        set_range(report, report.step_ms, low_ms, high_ms + unexplained.here)
     if any(rank.step.gaps for rank in ranks):
         from foretrace.prediction.gaps import carried_rows
 
@@ -235,10 +242,12 @@ def _platform_report(
     add_rates(report, done_by_rank)
     add_power(report, done_by_rank, platform.device)
     rank_notes = merge_rank_notes({rank.graph.rank: rank.notes for rank in ranks})
+    waits_included = len(ranks) == 1 and ranks[0].measured_collectives
     report.notes = job_notes(
         job,
         [
             *stack_notes,
+            *unexplained_note(ranks),
             *rank_notes,
             *done.notes,
             *idle_device_note(ranks, platform),
@@ -246,6 +255,7 @@ def _platform_report(
             *guess_note(report),
             *measured_note(report, job, platform),
         ],
+        waits_included,
     )
     return report
 
@@ -386,7 +396,12 @@ def _figures(
         fits = None if need.verdict is None else need.verdict != TOO_LARGE
         figures = figures._replace(memory_bytes=need.allocated, reserved_bytes=need.reserved, fits=fits)
     carried = {rank.graph.rank: [note for note in rank.notes if CARRIED_NOTE in note] for rank in ranks}
-    notes = [*scaling_notes(ranks[0].dispatched.calls, platform), *basis, *merge_rank_notes(carried)]
+    notes = [
+        *scaling_notes(ranks[0].dispatched.calls, platform),
+        *basis,
+        *unexplained_note(ranks),
+        *merge_rank_notes(carried),
+    ]
     return figures, active_ms, notes
 
 

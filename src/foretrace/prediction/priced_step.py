@@ -25,7 +25,7 @@ from foretrace.prediction.device_work import DeviceWork, device_work
 from foretrace.simulation.task_graph import T1, T2, T3, T4, T5
 
 if TYPE_CHECKING:
-    from foretrace.prediction.gaps import Gaps
+    from foretrace.prediction.gaps import Gaps, Unexplained
 
 CARRIED, CARRIED_NOTE = "carried over", "of measured host time that no model covers are carried over"
 """The cause of such time in a prediction, and what notes say of it."""
@@ -71,6 +71,8 @@ class PricedStep:
     """Whether each call is in a CUDA graph, with those around it."""
     gaps: Gaps | None = None
     """Measured host time that was carried over; it is in the durations."""
+    unexplained: Unexplained | None = None
+    """Measured host time that was not carried over though no model explains it, where it is much."""
     speeds: tuple[float, float] = (0.0, 0.0)
     """As ``common``, towards shorter and towards longer times, where the host was seen to vary by more; else 0."""
 
@@ -139,16 +141,17 @@ def price_step(
     if not platform.device.runs_on_host:
         host = of_large_step(host, eager & (calls.ops.phase != PHASES.index("optimizer")), platform.step_share)
     durations = _durations(host, _timed_whole(work, platform))
-    gaps = None
+    gaps, unexplained = None, None
     measured = len(graph.kernels) > 0 or bool(graph.host_gaps)
     if measured and not drop_gaps and not platform.device.runs_on_host:
-        gaps, more = _carried_over(graph, step, platform, durations, work.launches(count), inside)
+        gaps, unexplained, more = _carried_over(graph, step, platform, durations, work.launches(count), inside)
         notes = [*notes, *more]
     return PricedStep(
         thread=calls.ops.thread,
         concurrent=_concurrent(calls),
         durations=durations,
         gaps=gaps,
+        unexplained=unexplained,
         cold=host.cold_penalty,
         spread=host.spread,
         common=host.common,
@@ -189,17 +192,22 @@ def _carried_over(
     durations: dict[int, Floats],
     launches: Ints,
     captured: NDArray[np.bool_],
-) -> tuple[Gaps, list[str]]:
-    """Measured host time that no model covers, as it will be on the platform's host; it is added to the durations."""
-    from foretrace.prediction.gaps import carried_rows, measured_gaps  # a sketch has none
+) -> tuple[Gaps, Unexplained | None, list[str]]:
+    """Measured host time that no model covers, as it will be on the platform's host, which is added to the durations;
+    how much there is that no model explains but is not carried over; and notes."""
+    from foretrace.prediction.gaps import carried_rows, measured_gaps, unexplained_time  # a sketch has none
 
     inside = durations[T2] + durations[T3] + durations[T4] * launches + durations[T5] * np.maximum(launches - 1, 0)
     measured_on = folder_of_device(graph.device)
     meant_only = measured_on is not None or bool(captured.any())
     gaps = measured_gaps(graph, step, durations[T1], inside, meant_only).outside(captured)
-    if not gaps.total_ms:
-        return gaps, []
     ratio = platform.host.before.forward_call / read_host(measured_on).before.forward_call if measured_on else 1.0
+    unexplained = None
+    if not captured.any():
+        modelled = durations[T1] + durations[T2] + durations[T3]
+        unexplained = unexplained_time(graph, step.calls.ops, modelled, gaps, ratio)
+    if not gaps.total_ms:
+        return gaps, unexplained, []
     gaps = gaps.scaled(ratio)
     durations[T1] = durations[T1] + gaps.before
     durations[T3] = durations[T3].copy()
@@ -207,10 +215,11 @@ def _carried_over(
     known = f"{ratio:.2f} times as long as measured, as the hosts"
     how = known if measured_on else "as measured: its host is unknown"
     largest = carried_rows([gaps])[0]
-    return gaps, [
+    note = (
         f"{gaps.total_ms:.1f} ms {CARRIED_NOTE}, {how} "
         f"(mostly {largest.cause}, {largest.name[:60]}); --drop-gaps leaves them out"
-    ]
+    )
+    return gaps, unexplained, [note]
 
 
 def _durations(host: HostCosts, whole: Ints) -> dict[int, Floats]:

@@ -475,6 +475,12 @@ class PricedRank(RankModel):
         """Those of its device work."""
         return self.step.work.source
 
+    @property
+    def measured_collectives(self) -> bool:
+        """Whether its collectives are kernels that take as measured, with their waits for other ranks."""
+        work = self.step.work
+        return not self.graph.collectives and bool((work.source[work.collective >= 0] == MEASURED).any())
+
     def device_us(self) -> dict[str, float]:
         """By the models that know them."""
         work = self.step.work

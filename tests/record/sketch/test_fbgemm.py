@@ -93,7 +93,7 @@ def test_a_rank_looks_up_its_own_tables_for_the_examples_of_all_ranks():
     lookup = next(op for op in graph.ops if op.name.startswith(f"{SPLIT}codegen_forward"))
     (made,) = lookup.produced
     assert made.shape == (BATCH * WORLD, FEATURES // WORLD * 64) and made.device == "cuda:0"
-    assert any("rank 0 stands for the others" in note for note in graph.notes)
+    assert any("all are predicted as that of rank 0" in note for note in graph.notes)
     assert any("other ranks send what this one has" in note for note in graph.notes)
 
 

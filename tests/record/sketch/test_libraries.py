@@ -30,6 +30,9 @@ def scripted(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], None]]:
     """Write a module of a library, found by imports until the test ends."""
     monkeypatch.syspath_prepend(str(tmp_path))
+    for name in [*sys.modules]:  # another test's
+        if name.partition(".")[0] in ("transformers", "triton"):
+            monkeypatch.delitem(sys.modules, name)
     before = set(sys.modules)
 
     def write(name: str, text: str) -> None:
