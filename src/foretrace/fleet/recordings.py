@@ -83,8 +83,8 @@ def split_by_job(files: Sequence[Path]) -> list[list[Path]]:
     jobs = []
     for alike in _grouped(by_name, lambda name: _NUMBERS.sub("#", name)).values():
         members = [by_name[name] for name in alike]
-        together = len(members) > 1 and _are_ranks([file for some in members for file in some])
-        jobs += [[file for some in members for file in some]] if together else members
+        files_of_all = [file for some in members for file in some]
+        jobs += [files_of_all] if len(members) > 1 and _are_ranks(files_of_all) else members
     return jobs
 
 
@@ -145,7 +145,7 @@ def _pattern(files: Sequence[Path]) -> Path:
     if len(files) == 1:
         return files[0]
     prefix = _common_start([file.name for file in files])
-    suffix = _common_start([file.name[: len(prefix) - 1 : -1] for file in files])[::-1]
+    suffix = _common_start([file.name[len(prefix) :][::-1] for file in files])[::-1]
     return files[0].with_name(f"{escape(prefix)}*{escape(suffix)}")
 
 

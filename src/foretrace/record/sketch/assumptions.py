@@ -86,7 +86,7 @@ class Assumptions:
         self._found: dict[tuple[str, str], dict[str, int]] = {}
         self._reads: dict[str, int] = {}
         self._begun = self._last = 0
-        self._told = told(os.environ.get(VARIABLE, ""))
+        self._settings = settings_of(os.environ.get(VARIABLE, ""))
         self._shared = ""
         """The first line of the stage of which a share was assumed."""
         self.numbers = 0
@@ -106,7 +106,7 @@ class Assumptions:
         """What is assumed for a value that is read: False for a flag, otherwise 1."""
         reader, line = _reader()
         self._bound(line, calls)
-        if (said := self._told.get(line.partition(" ")[0])) is not None:
+        if (said := self._settings.get(line.partition(" ")[0])) is not None:
             self._note(TOLD, line)
             return said if dtype.is_floating_point else said != 0 if dtype == torch.bool else int(said)
         if dtype.is_floating_point or dtype.is_complex:
@@ -120,7 +120,7 @@ class Assumptions:
     def share(self, what: str) -> tuple[float, str]:
         """The share of elements that is assumed where values are unknown, and what that rests on."""
         line = _reader()[1].partition(" ")[0]
-        said = self._told.get(line, self._told.get(EVERY_MASK))
+        said = self._settings.get(line, self._settings.get(EVERY_MASK))
         if said is not None:
             return min(1.0, max(0.0, said)), TOLD
         self._shared = self._shared or line
@@ -204,10 +204,10 @@ class Assumptions:
             )
 
 
-def told(variable: str) -> dict[str, float]:
+def settings_of(variable: str) -> dict[str, float]:
     """What the variable says: by line, the value that is read there, or the share that a mask passes.
 
-    >>> told("train.py:12=0.1, mask=0.3")
+    >>> settings_of("train.py:12=0.1, mask=0.3")
     {'train.py:12': 0.1, 'mask': 0.3}
     """
     found = {}
