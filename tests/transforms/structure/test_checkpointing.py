@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 
 import pytest
+import torch
+from torch import nn
 
 import dlrm
 import foretrace as ft
@@ -21,9 +24,10 @@ from tests.narrowing import present
 from tests.transforms.agreement import assert_same, sketched
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_a_step_computes_its_blocks_again_as_pytorch_does(dtype: str) -> None:
-    plain, truth = (sketched(gpt, options={"dtype": dtype, "recompute": again}) for again in (False, True))
+@pytest.mark.parametrize(("dtype", "accumulate"), [("fp32", 1), ("bf16", 1), ("fp32", 2)])
+def test_a_step_computes_its_blocks_again_as_pytorch_does(dtype: str, accumulate: int) -> None:
+    options = {"dtype": dtype, "accumulate": accumulate}
+    plain, truth = (sketched(gpt, options={**options, "recompute": again}) for again in (False, True))
     edited = checkpointing(plain)
     # Variables of a block's code hold casts a few calls longer than their last use: no plain step shows which.
     assert_same(edited, truth, memory=0.02 if dtype == "bf16" else 0.0)
@@ -31,6 +35,15 @@ def test_a_step_computes_its_blocks_again_as_pytorch_does(dtype: str) -> None:
     assert present(peak_memory(edited)) < present(peak_memory(plain))
     times = [ft.predict(graph, on="h200").step_ms for graph in (edited, truth)]
     assert times[0] == pytest.approx(times[1], rel=0.05)
+
+
+def test_blocks_of_which_backward_reads_the_input_alone_are_refused() -> None:
+    def build() -> Callable[[], None]:
+        net = nn.Sequential(*(nn.Linear(64, 64) for _ in range(3)))
+        return lambda: net(torch.ones(8, 64)).sum().backward()
+
+    with pytest.raises(ForetraceError, match=r"nothing can be recomputed in Sequential\.0:"):
+        checkpointing(sketch(build), "0-0")
 
 
 def test_selective_checkpointing_keeps_attention_and_every_second_gemm_as_torchtitan_does() -> None:

@@ -12,6 +12,7 @@ from foretrace.graph.op import Op, Tensor
 from foretrace.graph.operators import GEMMS
 from foretrace.transforms.blocks import all_repeated_blocks, block_index, is_named
 from foretrace.transforms.dataflow import Dataflow, SlotCall, rebuild
+from foretrace.transforms.parallel.schedules import accumulation_rounds
 from foretrace.transforms.step import EditedCall, UnusedIds, assemble, editable_step
 from foretrace.transforms.structure.kept_results import BETWEEN, last_needed, named_calls
 
@@ -36,11 +37,19 @@ def checkpointing(graph: Graph, blocks: str = "*") -> Graph:
     selective = blocks == SELECTIVE
     wanted, _, names = ("*", "", "") if selective else blocks.partition(":")
     recomputation = _Recomputation(Dataflow(ops), ops, SELECTIVE if selective else names)
-    for block in _selected_blocks(graph, ops, wanted):
-        recomputation.add(block)
+    selected = _selected_blocks(graph, ops, wanted)
+    rounds = accumulation_rounds(ops, all_repeated_blocks(ops))
+    recomputed = [block for block in selected if sum(recomputation.add(block, rows) for rows in rounds)]
+    if not recomputed and not names:
+        which = selected[0] if len(selected) == 1 else f"{selected[0]} to {selected[-1]}"
+        raise ForetraceError(
+            f"nothing can be recomputed in {which}: backward reads no result of its forward but what is kept anyway",
+            "Blocks of one layer keep only their input, and those that the script checkpoints are recomputed already.",
+        )
     made = recomputation.graph(graph)
+    which = "" if len(recomputed) == len(selected) else f"{len(recomputed)} of {len(selected)} "
     kept = ", attention and every second GEMM excepted" if selective else f", {names} excepted" if names else ""
-    made.notes.append(f"activations of repeated blocks are recomputed in backward{kept}")
+    made.notes.append(f"activations of {which}repeated blocks are recomputed in backward{kept}")
     return made
 
 
@@ -105,9 +114,9 @@ class _Recomputation:
         self._clears_cache: set[int] = set()
         """Recomputed casts before which that cache is empty, by identity: the first one of each block."""
 
-    def add(self, block: str) -> None:
-        """Recompute a block where its backward begins to need it."""
-        inside = [call for call in self._calls if block_index(call.op.module, [block]) == 0]
+    def add(self, block: str, rows: range) -> bool:
+        """Recompute a block where its backward begins to need it, in some rows; whether anything is recomputed."""
+        inside = [call for call in self._calls if call.row in rows and block_index(call.op.module, [block]) == 0]
         forward, backward = ([call for call in inside if call.op.phase == phase] for phase in ("forward", "backward"))
         last = last_needed(forward, backward)
         kept = {slot: t for call in _kept(block, forward, self._keeps) for slot, t in call.made.items()}
@@ -115,7 +124,7 @@ class _Recomputation:
         made = {slot for call in forward for slot in call.made}
         needed = {slot for call in backward for slot in call.reads if slot in made}
         if not needed:
-            return
+            return False
         first = next(call for call in backward if needed.intersection(call.reads))
         self._held |= {tensor.storage: first.row for tensor in kept.values()}
         new: dict[int, Tensor] = {}
@@ -137,6 +146,7 @@ class _Recomputation:
                     if tensor.storage in storages
                 }
                 self._changed[call.row] = rebuild(call, new.get, new.get, op=self._changed.get(call.row))
+        return True
 
     def _recomputed(
         self, call: SlotCall, new: dict[int, Tensor], storages: dict[int, int], allocated: set[int], before: Op

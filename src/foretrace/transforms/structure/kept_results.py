@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from foretrace.graph.graph import Graph
 from foretrace.transforms.blocks import all_repeated_blocks, block_index
 from foretrace.transforms.dataflow import Dataflow, SlotCall
+from foretrace.transforms.parallel.schedules import accumulation_rounds
 from foretrace.transforms.step import editable_step
 from foretrace.transforms.weights import written_in_place
 
@@ -51,9 +52,11 @@ def kept_results(graph: Graph, us: Sequence[float]) -> dict[str, list[KeptResult
     """
     graph, ops = editable_step(graph)
     step = Dataflow(ops)
-    calls = [call for call in step.calls if call.row >= 0]
+    blocks = all_repeated_blocks(ops)
+    rows = accumulation_rounds(ops, blocks)[0]  # where gradients are added up, each round frees what it has kept
+    calls = [call for call in step.calls if call.row in rows]
     found = {}
-    for block in all_repeated_blocks(ops):
+    for block in blocks:
         inside = [call for call in calls if block_index(call.op.module, [block]) == 0]
         forward, backward = ([call for call in inside if call.op.phase == phase] for phase in ("forward", "backward"))
         choices = list(_choices(forward, backward, us))
