@@ -12,7 +12,7 @@ from foretrace.graph import Graph, Job, OpTable
 from foretrace.whatif.advise import advise
 from foretrace.whatif.plan_lines import lines, torchtitan_settings
 from foretrace.whatif.plan_simulator import Simulator
-from foretrace.whatif.plans import Choice, Plan, batch_of, settings
+from foretrace.whatif.plans import Choice, Plan, batches_of, settings
 from foretrace.whatif.points import Point
 from tests.transforms.agreement import sketched
 
@@ -46,7 +46,7 @@ def test_the_fewest_gpus_for_a_target_are_found_or_the_nearest_named() -> None:
 
 def test_ranks_with_a_batch_each_do_more_in_a_step_also_where_its_size_does_not_show() -> None:
     step = sketched(gpt, batch=1)
-    assert batch_of(Job([step])) is None
+    assert batches_of(Job([step])) == (None, 1)
     found = advise(step, "h200", world=4, fixed=["checkpoint=*"])
     assert found.plans[0].replicas == 4 and "does not show how many samples" in " ".join(found.notes)
     with pytest.raises(ForetraceError, match="does not show how many samples"):

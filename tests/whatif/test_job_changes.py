@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
+import gpt
 from foretrace.graph import ForetraceError, Job
+from foretrace.record.sketch.sketch import sketch
 from foretrace.transforms.fusion.ddp_buckets import buckets
 from foretrace.transforms.parallel.parallelize import parallelize
 from foretrace.transforms.resize.batch_sequence import batch
 from foretrace.whatif.changes import EditedJob, JobChanges
 from foretrace.whatif.grammar import Change, read_changes
-from tests.transforms.agreement import assert_same
+from tests.transforms.agreement import assert_same, sketched
 from tests.transforms.parallel.steps import exchanged, gpt_step, told
+from tests.transforms.parallel.test_parallelize import accumulating
 
 
 def arranged(graph, *changes):
@@ -45,6 +50,17 @@ def test_shards_go_together_with_tensor_parallel_reductions_that_overlap():
 def test_ranks_without_data_parallel_ones_share_one_batch():
     assert arranged(gpt_step(), "tensor=2")[1] == 8
     assert arranged(gpt_step(), "pipeline=2", "microbatches=4")[1] == 8
+
+
+def test_a_step_that_adds_up_gradients_has_the_samples_of_all_its_micro_batches():
+    own = sketch(partial(accumulating, 2, 4), device="cuda")
+    assert arranged(own)[1] == 8
+    assert arranged(own, "batch=16")[1] == arranged(own, "batch=32/8")[1] == 32
+    assert_same(arranged(own, "batch=32/8")[0].graphs[0], arranged(own, "batch=16")[0].graphs[0])
+    with pytest.raises(ForetraceError, match="9 can't be divided between the 2 micro-batches"):
+        arranged(own, "batch=9/8")
+    divided = sketched(gpt, batch=8, options={"accumulate": 2})  # which loads the batch of a step at once
+    assert arranged(divided)[1] == 8
 
 
 def test_a_job_under_ddp_gets_other_buckets_and_more_ranks():

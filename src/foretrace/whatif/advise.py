@@ -113,9 +113,10 @@ def advise(
     job = one_step(as_job(what, where.device.kind))
     _check_job(job, world)
     end = None if seconds is None else time.monotonic() + seconds
-    batch = EditedJob(job).batch
+    edited = EditedJob(job)
+    batch = edited.batch
     if goal == "fewest" and samples is None:
-        samples = _samples_to_keep(job, batch, world)
+        samples = _samples_to_keep(job, edited, world)
     worlds = [world] if goal == "fastest" else [n for n in divisors(world) if goal == "fewest" or n * 8 >= world]
     searches, notes = list[Search](), recorded_notes(job)
 
@@ -152,6 +153,7 @@ def advise(
         if end is None or time.monotonic() < end:
             _add_ranges(listed[:RANGED], job, where, gpus_per_node, end, on_progress)
     notes += _remarks(listed, samples, batch)
+    notes += edited.batch_notes([change for plan in listed for change in read_changes(plan.changes)])
     given = next((plan for plan in searches[-1].plans() if len(settings(plan.changes)) <= 1 + len(fixed)), None)
     space, simulated = sum(len(s.space) for s in searches), sum(s.simulated for s in searches)
     return Advice(job.source, on, world, goal, listed, space, simulated, given, notes, sum(s.pruned for s in searches))
@@ -201,14 +203,14 @@ def _check_job(job: Job, world: int) -> None:
         )
 
 
-def _samples_to_keep(job: Job, batch: int | None, world: int) -> int | None:
+def _samples_to_keep(job: Job, edited: EditedJob, world: int) -> int | None:
     """Samples of a step, which it shall have on any number of GPUs."""
-    if batch is None and world > 1:
+    if edited.batch is None and world > 1:
         raise ForetraceError(
             f"{job.source or 'the step'} does not show how many samples it has, for steps of as many on fewer GPUs",
             "Give it a batch of several samples.",
         )
-    return batch
+    return edited.batch and edited.batch * edited.micro_batches
 
 
 @contextmanager

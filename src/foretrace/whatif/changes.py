@@ -19,7 +19,7 @@ from foretrace.prediction.scaling import at_world_resharded
 from foretrace.transforms.fusion.ddp_buckets import buckets, data_parallel_group, overlap
 from foretrace.transforms.fusion.elementwise import fuse_elementwise
 from foretrace.transforms.parallel.parallelize import ParallelConfig, parallelize
-from foretrace.transforms.resize.batch_sequence import batch_size, resizable_batch, resizable_sequence
+from foretrace.transforms.resize.batch_sequence import batch_size, micro_batches, resizable_batch, resizable_sequence
 from foretrace.transforms.resize.resizable import Resizable
 from foretrace.transforms.resize.width import ResizableHidden
 from foretrace.transforms.step import compiled_refusal
@@ -188,10 +188,24 @@ class EditedJob:
         self._recorded = recorded
         self._steps = [EditedStep(graph, longest, on_stage) for graph in job.graphs]
 
-    @cached_property
+    @property
     def batch(self) -> int | None:
-        """Samples in a rank's batch, as recorded; None where the step does not show it."""
-        return self._recorded or batch_size(self._job.graphs[0])
+        """Samples that a rank goes forward and backward with at once, as recorded; None where that does not show."""
+        return self._batches[0]
+
+    @property
+    def micro_batches(self) -> int:
+        """Over how many such batches a rank adds up gradients before it updates weights."""
+        return self._batches[1]
+
+    @cached_property
+    def _batches(self) -> tuple[int | None, int]:
+        graph, stated = self._job.graphs[0], self._recorded
+        seen = batch_size(graph)
+        count = micro_batches(graph, seen) if seen else 1
+        if stated is None or (seen and stated in (seen, seen * count)):
+            return seen, count
+        return stated, micro_batches(graph, stated)
 
     def by(self, changes: Sequence[Change]) -> Job:
         """The job after these changes: first of the step, then of how it is shared, then of its communication.
@@ -221,11 +235,23 @@ class EditedJob:
     def samples(self, changes: Sequence[Change], job: Job) -> int | None:
         """Samples in a step of all ranks of the changed job; None where the step does not show its batch."""
         asked = JobChanges.of(changes)
-        sizes = [parse_size("batch", change.value)[0] for change in asked.steps if change.name == "batch"]
-        batch = sizes[-1] if sizes else self.batch
-        if batch is None:
+        sizes = [parse_size("batch", change.value) for change in asked.steps if change.name == "batch"]
+        new, stated = sizes[-1] if sizes else (self.batch, None)
+        if new is None:
             return None
-        return batch * (asked.parallelism.get("data", 1) if asked.parallelism else _replicas(job))
+        of_step = self.batch and stated == self.batch * self.micro_batches
+        ranks = asked.parallelism.get("data", 1) if asked.parallelism else _replicas(job)
+        return new * ranks * (1 if of_step else self.micro_batches)
+
+    def batch_notes(self, changes: Sequence[Change]) -> list[str]:
+        """What the batch of a step that adds up gradients is, where it is changed."""
+        if self.batch is None or self.micro_batches == 1 or all(change.name != "batch" for change in changes):
+            return []
+        whole = self.batch * self.micro_batches
+        return [
+            f"a step adds up the gradients of {self.micro_batches} micro-batches of {self.batch:,}: batch=NEW is the "
+            f"size of each, batch=NEW/{whole} that of all together"
+        ]
 
 
 def _replicas(job: Job) -> int:

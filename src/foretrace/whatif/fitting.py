@@ -34,7 +34,9 @@ def with_largest_batch(edited: EditedJob, changes: Sequence[Change], device: Dev
             raise ForetraceError("the step says nothing about memory", "Record or sketch it: traces may not have it.")
         return need.verdict != TOO_LARGE
 
-    return _with_batch(changes, largest_batch(fits, edited.batch or 1))
+    whole = (edited.batch or 1) * edited.micro_batches
+    each = edited.micro_batches if Change("batch", f"{LARGEST}/{whole}") in changes else 1
+    return _with_batch(changes, each * largest_batch(lambda batch: fits(each * batch), edited.batch or 1))
 
 
 def fullest_need(job: Job, device: Device) -> MemoryNeed | None:

@@ -18,7 +18,7 @@ from foretrace.platform.platform import Platform
 from foretrace.prediction.rates import works
 from foretrace.transforms.blocks import all_repeated_blocks, block_index
 from foretrace.transforms.weights import weights_of
-from foretrace.whatif.plans import Choice, batch_of, settings
+from foretrace.whatif.plans import Choice, batches_of, settings
 
 INPUT_SHARE = 0.06
 """Of a transformer block's activations, its input: about one in 16 of that size."""
@@ -38,7 +38,8 @@ class PlanBounds:
         self._full, self._activations, self._blocks = 1.0, 0, 1
         self._half = False
         self._rate = cache(self._least_us_per_byte)
-        self._batch, self._slower = batch_of(job) or 1, 1.0  # one that does not show counts as one sample
+        batch, self._micro_batches = batches_of(job)
+        self._batch, self._slower = batch or 1, 1.0  # one that does not show counts as one sample
         if job.world > 1 or where.device.runs_on_host:
             return
         calls = dispatched_calls(job.graphs[0]).calls
@@ -46,8 +47,9 @@ class PlanBounds:
         self._half = any(tensor.dtype in HALF_DTYPES for op in ops if op.phase == "forward" for tensor in op.produced)
         flops = {row: work.flops for row, work, counts in works(calls, range(len(ops)), where.device) if counts}
         rate = self._device.peak("bfloat16") * 1e6
-        self._peak_us = sum(flops.values()) / rate / self._batch
-        self._recomputed_us = _recomputed(ops, flops) / rate / self._batch
+        samples = self._batch * self._micro_batches
+        self._peak_us = sum(flops.values()) / rate / samples
+        self._recomputed_us = _recomputed(ops, flops) / rate / samples
         self._slower = self._device.peak("bfloat16") / max(self._device.peak("tf32"), self._device.peak("float32"))
         with suppress(ForetraceError):
             weights = weights_of(ops)
@@ -77,7 +79,8 @@ class PlanBounds:
             return 0.0
         nbytes = self._gradients / (tensor * stages) * (0.5 if "dtype" in given else 1.0)
         rate: float = self._rate(data * context, tensor)
-        return nbytes * rate / (int(given.get("batch", self._batch)) * data * int(given.get("experts", 1)))
+        samples = int(given.get("batch", self._batch)) * self._micro_batches * data
+        return nbytes * rate / (samples * int(given.get("experts", 1)))
 
     def _least_us_per_byte(self, data: int, tensor: int) -> float:
         """Of reduced gradients, among all sizes; as all_reduce, or scattered and gathered again."""

@@ -27,7 +27,7 @@ from foretrace.whatif.plans import (
     Choice,
     Factor,
     Plan,
-    batch_of,
+    batches_of,
     factors_of,
     features_of,
     plans_of,
@@ -87,7 +87,7 @@ class Search:
         self.points: dict[Choice, Point] = {}
         self.whole: set[Choice] = set()
         """Those that were simulated with all blocks, or are too large for that."""
-        self._features = features_of(self.space, batch_of(job))
+        self._features = features_of(self.space, batches_of(job)[0])
         self._place = {plan: place for place, plan in enumerate(self.space)}
         self._effort = np.array([_effort(plan) for plan in self.space])
         fabric = where.fabric

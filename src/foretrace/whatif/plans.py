@@ -22,8 +22,7 @@ from foretrace.graph.tables import Small
 from foretrace.transforms.blocks import all_repeated_blocks
 from foretrace.transforms.parallel.context import attention_kind
 from foretrace.transforms.parallel.experts import expert_count
-from foretrace.transforms.resize.batch_sequence import batch_size
-from foretrace.whatif.changes import JobChanges
+from foretrace.whatif.changes import EditedJob, JobChanges
 from foretrace.whatif.grammar import JOB_CHANGES, PARALLELISM, Change, read_changes
 
 MAX_TENSOR = 8
@@ -185,13 +184,18 @@ def factors_of(job: Job, world: int, samples: int | None = None) -> list[Factor]
     blocks = all_repeated_blocks(ops)
     half = any(tensor.dtype in HALF_DTYPES for op in ops if op.phase == "forward" for tensor in op.produced)
     shares = world > 1 and job.world == 1
-    batch = batch_of(job)
+    batch, micro_batches = batches_of(job)
     length = max((op.tensors[0].shape[-2] for op in ops if attention_kind(op)), default=0)
     layouts = _layouts(world, len(blocks), length // TOKENS_A_RANK) if job.world == 1 else [(f"world={world}",)]
     if samples is not None:
         if batch is None:
             raise ForetraceError("the step does not show how many samples it has", "Leave samples out.")
-        layouts = _with_batches(layouts, samples, batch if job.world == 1 else None)
+        if samples % micro_batches:
+            raise ForetraceError(
+                f"{samples:,} samples can't be divided between the {micro_batches} micro-batches of the step",
+                f"Give a multiple of {micro_batches}.",
+            )
+        layouts = _with_batches(layouts, samples // micro_batches, batch if job.world == 1 else None)
     found = [Factor("layout", list(dict.fromkeys(layouts)))]
     if shares:
         mixed = [("sharded=on", "mixed=on")] if half and any(op.phase == "optimizer" for op in ops) else []
@@ -340,11 +344,14 @@ def _reaches(value: int | str, least: int | str) -> bool:
     return value >= least if isinstance(value, int) and isinstance(least, int) else value == least
 
 
-def batch_of(job: Job) -> int | None:
-    """Samples in a rank's batch; None where the step does not show it, or contradicts itself."""
+def batches_of(job: Job) -> tuple[int | None, int]:
+    """Samples in a rank's batch, and how many such micro-batches a step adds up; None where a step does not show it, or
+    contradicts itself.
+    """
     with suppress(ForetraceError):
-        return batch_size(job.graphs[0])
-    return None
+        edited = EditedJob(job)
+        return edited.batch, edited.micro_batches
+    return None, 1
 
 
 def as_changes(texts: Iterable[str]) -> tuple[Change, ...]:

@@ -290,9 +290,10 @@ class Swept:
         except ForetraceError as error:
             return skipped_points(combination, on, error)
         points, samples = list[Point](), self._edited.samples(combination, job)
+        notes = self._edited.batch_notes(combination)
         for name in on:
             try:
-                points.append(self._point(Point(changes, name, job.world, samples=samples), job))
+                points.append(self._point(Point(changes, name, job.world, samples=samples, notes=notes), job))
             except ForetraceError as error:
                 points += skipped_points(combination, [name], error)
         return points
@@ -308,6 +309,7 @@ class Swept:
         fabric = where.fabric.name if where.fabric and communicates else None
         if job.world > 1 and not communicates:
             notes = [*notes, NOT_COMMUNICATING]
+        notes += point.notes
         notes += cautions([*job.notes, *(note for graph in job.graphs for note in graph.notes)])
         return replace(point, fabric=fabric, notes=notes, **found._asdict())
 

@@ -159,6 +159,7 @@ def what_if(
     recorded = _recorded_batch(batches)
     notes += other_batch_notes(jobs[0].graphs[0], recorded)
     edits = [EditedJob(job, recorded=recorded, on_stage=lambda stage: on_progress(Progress(stage))) for job in jobs]
+    notes += edits[-1].batch_notes(rest)
     asked, rest = rest, _with_what_fits(edits[-1], [*already, *rest], where, on_progress)[len(already) :]
     read = [*anew, *rest]
     notes += [NOTHING_RECOMPUTED] if len(rest) < len(asked) else []

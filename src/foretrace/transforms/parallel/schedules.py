@@ -161,20 +161,27 @@ def check_schedule(schedule: str, stages: int, microbatches: int, chunks: int) -
 
 
 def accumulation_rounds(ops: Sequence[Op], blocks: Sequence[str]) -> list[range]:
-    """The rows of each forward and backward that a step adds gradients up over; one of all if there is no update.
+    """The rows of each forward and backward that a step adds gradients up over; one of all if there is no backward.
+
+    A round begins in a block; in any module, where a model repeats none.
 
     >>> step = [Op("aten::mm", phase=phase, module="net.0") for phase in 2 * ["forward", "backward"] + ["optimizer"]]
     >>> accumulation_rounds(step, ["net.0"])
     [range(0, 2), range(2, 4)]
     """
     begun, end = [0], 0
-    inside = {module: block_index(module, blocks) >= 0 for module in {op.module for op in ops}}
+    inside = {module: is_inside(module, blocks) for module in {op.module for op in ops}}
     for row, op in enumerate(ops):
         if op.phase == "backward":
             end = row + 1
         elif op.phase == "forward" and end > begun[-1] and inside[op.module]:
             begun.append(end)
     return [range(*ends) for ends in zip(begun, [*begun[1:], end or len(ops)])]
+
+
+def is_inside(module: str, blocks: Sequence[str]) -> bool:
+    """Whether a module is part of the blocks of a model; any is, where it repeats none."""
+    return block_index(module, blocks) >= 0 if blocks else bool(module)
 
 
 def first_round(ops: Sequence[Op], source: str = "") -> tuple[list[int], int]:
@@ -186,7 +193,7 @@ def first_round(ops: Sequence[Op], source: str = "") -> tuple[list[int], int]:
     rounds = accumulation_rounds(ops, blocks)
     calls = [
         [(op.name, [t.shape for t in op.tensors]) for op in ops[rows.start : rows.stop]
-         if op.phase == "forward" and block_index(op.module, blocks) >= 0]
+         if op.phase == "forward" and is_inside(op.module, blocks)]
         for rows in rounds
     ]  # fmt: skip
     updates = any(op.phase == "optimizer" for op in ops[: rounds[-1].stop])

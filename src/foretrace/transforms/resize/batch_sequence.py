@@ -8,8 +8,10 @@ from itertools import combinations
 from foretrace.errors import ForetraceError
 from foretrace.graph.graph import Graph
 from foretrace.graph.op import Op, Tensor
+from foretrace.transforms.blocks import repeated_blocks
 from foretrace.transforms.dataflow import Dataflow
 from foretrace.transforms.inputs import StepInputs, is_per_channel, tied_inputs
+from foretrace.transforms.parallel.schedules import accumulation_rounds, is_inside
 from foretrace.transforms.resize.arguments import SLICE, SizeChange
 from foretrace.transforms.resize.propagation import InputChoice
 from foretrace.transforms.resize.resizable import Resizable, check_size
@@ -34,14 +36,19 @@ def batch(graph: Graph, new: int, old: int | None = None) -> Graph:
 
 
 def resizable_batch(graph: Graph, old: int | None = None) -> Resizable:
-    """The step with any batch size: ``resizable_batch(graph).to(64)``."""
+    """The step with any batch size: ``resizable_batch(graph).to(64)``.
+
+    Where a step adds up gradients it is that of a micro-batch, or that of all of them where the stated one is.
+    """
     graph, ops = editable_step(graph)
     step = Dataflow(ops)
     inputs = StepInputs(step, _held(graph))
-    data = inputs.data
+    data, seen, parts = inputs.data, inputs.batch, 1
+    if old and seen and old != seen and old == seen * micro_batches(graph, seen):
+        parts, old = old // seen, seen
     if old is not None:
         _check_recorded_batch(graph, data, check_size("batch", old))
-    found = old or inputs.batch
+    found = old or seen
     if found is None and not _first_sizes(data):
         raise _no_data(graph)
     if found is None:
@@ -52,7 +59,7 @@ def resizable_batch(graph: Graph, old: int | None = None) -> Resizable:
         )
     change = SizeChange(found, found)
     choices = [InputChoice((slot,), _batch_options(tensor, change)) for slot, tensor in data.items()]
-    return Resizable(graph, step, "batch", change, choices)
+    return Resizable(graph, step, "batch", change, choices, parts=parts)
 
 
 def batch_size(graph: Graph) -> int | None:
@@ -60,10 +67,28 @@ def batch_size(graph: Graph) -> int | None:
     return StepInputs(Dataflow(list(flatten(graph).ops)), _held(graph)).batch
 
 
+def micro_batches(graph: Graph, batch: int) -> int:
+    """How many batches of so many samples a step goes through: several, where it adds their gradients up.
+
+    Rounds that differ in their calls, or that update weights in between, are no gradient accumulation.
+    """
+    ops = list(flatten(graph).ops)
+    blocks = repeated_blocks(ops)
+    rounds = accumulation_rounds(ops, blocks)
+    forward = [[op for op in ops[rows.start : rows.stop] if op.phase == "forward"] for rows in rounds]
+    names = [[op.name for op in calls if is_inside(op.module, blocks)] for calls in forward]
+    updates = any(op.phase == "optimizer" for op in ops[: rounds[-1].stop])
+    if len(rounds) == 1 or updates or any(names[0] != others for others in names[1:]):
+        return 1
+    # A script may load the batch of the whole step at once, and divide it: then a round makes tensors of a part of it.
+    rows = Counter(tensor.shape[0] for op in forward[0] for tensor in op.produced if tensor.shape)
+    return 1 if rows[batch // len(rounds)] > rows[batch] else len(rounds)
+
+
 def other_batch_notes(graph: Graph, stated: int | None) -> list[str]:
     """A note where the recorded batch size was stated, and the data of the step has another."""
     seen = batch_size(graph) if stated else None
-    differs = stated and seen and seen != stated
+    differs = stated and seen and stated not in (seen, seen * micro_batches(graph, seen))
     return [f"{OTHER_BATCH}{seen:,}, not of {stated:,}: leave out /{stated} to take that"] if differs else []
 
 

@@ -28,7 +28,7 @@ class Resizable:
 
     ``what`` names the size in messages, ``change`` goes from the recorded size to a wanted one, ``choices`` are inputs
     that may change. Inputs that are ``large_enough`` hold every size to be set: they stay as they are, though the
-    search changes them.
+    search changes them. Sizes to be set are those of so many equal ``parts`` together: of micro-batches.
     """
 
     def __init__(
@@ -39,8 +39,9 @@ class Resizable:
         change: SizeChange,
         choices: Sequence[InputChoice],
         large_enough: Collection[int] = (),
+        parts: int = 1,
     ) -> None:
-        self._graph, self._step, self._what, self._change = graph, step, what, change
+        self._graph, self._step, self._what, self._change, self._parts = graph, step, what, change, parts
         sizes = {size for call in step.calls for tensor in call.made.values() for size in tensor.shape}
         probe = change.probe(sizes)
         try:
@@ -88,8 +89,13 @@ class Resizable:
 
     def to(self, new: int) -> Graph:
         """The step with that size."""
-        change = replace(self._change, new=new)
-        if new == change.old:
+        if new % self._parts:
+            raise ForetraceError(
+                f"a {self._what} of {new:,} can't be divided between the {self._parts} micro-batches of the step",
+                f"Give a multiple of {self._parts}.",
+            )
+        change = replace(self._change, new=new // self._parts)
+        if change.new == change.old:
             return self._graph
         try:
             tensors = propagate(self._shapes, self._found, change)
@@ -114,7 +120,7 @@ class Resizable:
             f"the meta device does not support {name}: its results are assumed to keep their sizes"
             for name in self._unsupported(tensors)
         ]
-        made.notes += [f"{self._what}: {new:,} instead of {change.old:,}", *unsupported, *self._caution]
+        made.notes += [f"{self._what}: {new:,} instead of {change.old * self._parts:,}", *unsupported, *self._caution]
         return made
 
     def _unsupported(self, tensors: dict[int, Tensor]) -> list[str]:
