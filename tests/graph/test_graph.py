@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from foretrace.graph import CallTable, Collective, Graph, Indices, Job, KernelTable, Names, Op, OpTable, Span
+from foretrace.graph.graph import cut_to_step
 from foretrace.graph.tables import COLLECTIVE, COMPUTE, LAUNCH
 
 
@@ -62,6 +63,17 @@ def test_cutting_drops_what_belongs_to_another_step() -> None:
     first = step_of_two_launches().between(0.0, 90.0)
     assert first.collectives == []
     assert [first.kernels.names[code] for code in first.kernels.name] == ["gemm"]
+
+
+def test_communication_without_a_launch_belongs_to_the_launches_around_it_on_the_device() -> None:
+    graph = step_of_two_launches()
+    graph.kernels = graph.kernels.rows(np.array([0, 1, 1]))
+    graph.kernels.start[:], graph.kernels.kind[2] = [5.0, 105.0, 40.0], COLLECTIVE
+    graph.kernels.call[2] = graph.kernels.op[2] = -1
+    assert graph.between(0.0, 90.0).kernels.start.tolist() == [5.0, 40.0]
+    assert graph.between(90.0, 200.0).kernels.start.tolist() == [105.0]
+    first, whole = cut_to_step(graph, "first")
+    assert len(first.kernels) == len(whole.kernels) == 2
 
 
 def test_cutting_keeps_the_ids_of_the_lookups_in_the_stretch() -> None:

@@ -114,12 +114,14 @@ def communicating(**more: Any) -> Graph:
 
 
 @pytest.mark.parametrize("kind", ["all_reduce", ""])
-@pytest.mark.parametrize("kernels", [None, "model"])
+@pytest.mark.parametrize(("kernels", "has_launch"), [(None, True), ("model", True), (None, False), ("model", False)])
 def test_communication_among_unknown_ranks_stays_as_long_as_it_was_measured(
-    platform: Any, kind: str, kernels: str | None
+    platform: Any, kind: str, kernels: str | None, has_launch: bool
 ) -> None:
     graph = communicating()
     graph.collectives[0].kind = kind
+    if not has_launch:
+        graph.kernels.call[1] = graph.kernels.op[1] = graph.collectives[0].op = -1
     work, said = device_work(dispatched_calls(graph), platform, kernels)
     (row,) = [row for row, one in enumerate(work.kind) if one == COLLECTIVE]
     assert (work.typical[row], work.source[row], len(work)) == (300.0, MEASURED, 2)

@@ -4,6 +4,7 @@ import pytest
 
 from foretrace.analysis.report import StepReport
 from foretrace.graph import Collective, ForetraceError, Graph, Job, Op, OpTable
+from foretrace.graph.graph import cautions
 from foretrace.prediction.scaling import at_world, at_world_resharded, parse_worlds, scaling_curve
 
 
@@ -33,6 +34,14 @@ def test_how_collectives_of_unknown_size_scale_is_not_known() -> None:
     with pytest.raises(ForetraceError, match=r"size of 1 of its 2 collectives: how long .* can't be known"):
         at_world(job, 16)
     assert members(at_world(job, 8)) == [(0, 1), tuple(range(8))]
+
+
+@pytest.mark.parametrize(("world", "said"), [(1, "take no time"), (4, "are taken to be of all 4 ranks")])
+def test_communication_of_a_trace_that_tells_no_ranks_is_said_to_be_of_all_of_them(world: int, said: str) -> None:
+    job = at_world(rank(1, ()), world)
+    (caution,) = cautions(job.notes)
+    assert members(job) == [tuple(range(world))] and said in caution
+    assert not cautions(at_world(rank(1, (0,)), world).notes), "a group of one rank is known"
 
 
 def test_all_ranks_share_the_one_graph() -> None:

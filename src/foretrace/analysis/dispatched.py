@@ -46,21 +46,26 @@ def dispatched_calls(graph: Graph) -> DispatchedCalls:
     calls, kernels = replace(graph.calls), replace(graph.kernels)
     calls.op, kernels.op = place[calls.op], place[kernels.op]
     kinds = graph.ops.kind[rows]
+    communicate = np.array(sorted({c.kernel for c in graph.collectives if c.kernel >= 0}), np.int64)
+    lost = communicate[(kernels.op[communicate] < 0) & (kernels.call[communicate] < 0)]
     loose = distinct(kernels.call[(kernels.op < 0) & (kernels.call >= 0)])
-    if len(loose):
+    if len(loose) or len(lost):
         launching, first = np.unique(graph.kernels.call, return_index=True)
         kernel = first[np.searchsorted(launching, loose)].tolist()
-        both = [*picked, *(_launch(graph, call, row) for call, row in zip(loose.tolist(), kernel))]
+        launches = [_launch(graph, call, row) for call, row in zip(loose.tolist(), kernel)]
+        both = [*picked, *launches, *_unrecorded_launches(graph, lost)]
         # Calls are in the order in which they started.
-        order = np.argsort([op.start_us for op in both], kind="stable")
+        starts = np.array([op.start_us for op in both])
+        order = np.argsort(starts, kind="stable")
         new = np.empty(len(order) + 1, np.int32)
         new[order], new[-1] = np.arange(len(order)), -1
         calls.op, kernels.op, place = new[calls.op], new[kernels.op], new[place]
-        calls.op[loose] = new[len(picked) : -1]
+        calls.op[loose] = new[len(picked) : len(picked) + len(loose)]
         kernels.op = np.where((kernels.op < 0) & (kernels.call >= 0), calls.op[kernels.call], kernels.op)
-        before = np.searchsorted(graph.ops.start, graph.calls.start[loose], "right") - 1
+        kernels.op[lost] = new[len(picked) + len(loose) : -1]
+        before = np.searchsorted(graph.ops.start, starts[len(picked) :], "right") - 1
         rows = np.concatenate([rows, np.maximum(before, 0)])[order].astype(np.int32)
-        kinds = np.concatenate([kinds, np.full(len(loose), CALL, np.int8)])[order]
+        kinds = np.concatenate([kinds, np.full(len(before), CALL, np.int8)])[order]
         picked = [both[at] for at in order.tolist()]
     rename_old_gradients(picked)
     deduce_list_dtypes(picked)
@@ -112,6 +117,25 @@ def _launch(graph: Graph, call: int, kernel: int) -> Op:
         phase=PHASES[ops.phase[around]] if around >= 0 else "other",
         module=ops.modules[ops.module[around]] if around >= 0 else "",
     )
+
+
+def _unrecorded_launches(graph: Graph, lost: Ints) -> list[Op]:
+    """Calls for communication kernels whose launch the trace does not hold, each after that of the kernel before it.
+
+    Work of any other kind may be an earlier step's; communication is what the step's other ranks wait for.
+    """
+    calls, kernels = graph.calls, graph.kernels
+    known = np.flatnonzero(kernels.call >= 0)
+    known = known[np.argsort(kernels.start[known], kind="stable")]
+    ops = []
+    for row in lost.tolist():
+        at = int(np.searchsorted(kernels.start[known], kernels.start[row], "right")) - 1
+        call = int(kernels.call[known[max(at, 0)]]) if len(known) else -1
+        around = int(calls.op[call]) if call >= 0 else -1
+        when = max(float(calls.end[call]), float(graph.ops.end[around]) if around >= 0 else 0.0) if call >= 0 else 0.0
+        thread = int(calls.thread[call]) if call >= 0 else 0
+        ops.append(Op(kernels.names[kernels.name[row]], start_us=when, end_us=when, thread=thread))
+    return ops
 
 
 def _issued(graph: Graph, place: Ints, rows: Ints, launching: Ints) -> list[Collective]:

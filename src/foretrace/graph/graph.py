@@ -7,10 +7,20 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from foretrace.errors import ForetraceError
 from foretrace.graph.op import Storage
-from foretrace.graph.tables import ActivityTable, CallTable, Floats, KernelTable, Longs, OpTable, StorageTable
+from foretrace.graph.tables import (
+    COLLECTIVE,
+    ActivityTable,
+    CallTable,
+    Floats,
+    KernelTable,
+    Longs,
+    OpTable,
+    StorageTable,
+)
 
 if TYPE_CHECKING:
     from foretrace.graph.programs import Program
@@ -28,6 +38,8 @@ NO_STEP_MARKS = "no step marks (ProfilerStep#N): the whole trace is taken as one
 ANOTHER_TIME = "the recorded step took another time: "
 """How the note begins on a prediction whose range does not hold what was measured."""
 UNEXPLAINED_TIME = "much of the measured host time is unexplained: "
+LEFT_OUT_TIME = "most device time is left out: "
+UNKNOWN_GROUPS = "who communicates with whom is unknown: "
 CAUTIONS = (
     "assumed while the model was built: ",
     "assumed in the step, and decisive: ",
@@ -46,7 +58,8 @@ CAUTIONS = (
     UNEXPLAINED_TIME,
     "the batch may be another: ",
     "several processes are taken for one rank: ",
-    "most device time is left out: ",
+    LEFT_OUT_TIME,
+    UNKNOWN_GROUPS,
     MISSING_KERNELS,
     MISSING_COLLECTIVES,
     LATE_CLOCK,
@@ -358,6 +371,23 @@ class Graph:
             allocated=tuple((t + us, n) for t, n in self.allocated),
         )
 
+    def _launched_between(self, start: float, end: float) -> NDArray[np.bool_]:
+        """The kernels that calls of an interval launched; those that ran then, where no launch was recorded.
+
+        Communication whose launch is not in the trace belongs to the launches around it on the device.
+        """
+        kernels = self.kernels
+        known = kernels.call >= 0
+        if not known.any():
+            return np.asarray((kernels.start >= start) & (kernels.start < end))
+        launched = np.append(self.calls.start, np.nan)[kernels.call]
+        own = (launched >= start) & (launched < end)
+        lost = ~known & (kernels.kind == COLLECTIVE)
+        if lost.any() and own.any():
+            until = kernels.start[launched >= end].min(initial=np.inf)
+            own |= lost & (kernels.start >= kernels.start[own].min()) & (kernels.start < until)
+        return np.asarray(own)
+
     def between(self, start: float, end: float) -> Graph:
         """What was called from ``start`` up to ``end``, and the kernels that these calls launched.
 
@@ -367,10 +397,7 @@ class Graph:
         called = self.ops.start if self.has_times else np.arange(len(self.ops))
         ops = (called >= start) & (called < end)
         calls = (self.calls.start >= start) & (self.calls.start < end)
-        if (self.kernels.call >= 0).any():
-            kernels = (self.kernels.call >= 0) & calls[self.kernels.call]
-        else:  # a trace without launches: what ran at the time
-            kernels = (self.kernels.start >= start) & (self.kernels.start < end)
+        kernels = self._launched_between(start, end)
         new_op, new_call, new_kernel = (np.where(k, np.cumsum(k) - 1, -1) for k in (ops, calls, kernels))
 
         def moved(rows: np.ndarray, new: np.ndarray) -> np.ndarray:
@@ -469,7 +496,7 @@ def cut_to_step(graph: Graph, step: str | None) -> tuple[Graph, Graph]:
     several = len(graph.steps) > 1
     last = max(span.end, float(cut.kernels.start.max(initial=-np.inf))) if several else span.end
     ran = (graph.kernels.start < last) & (graph.kernels.end > span.start)  # of those without a launch, too
-    earlier = np.flatnonzero((launched < span.start) & ran)
+    earlier = np.flatnonzero((launched < span.start) & ran & ~graph._launched_between(span.start, span.end))
     kernels = _with_rows(cut.kernels, graph.kernels, earlier)
     kernels.start = np.maximum(kernels.start, span.start)
     kernels.end = np.maximum(kernels.end, kernels.start)  # clocks of host and device may disagree

@@ -12,7 +12,8 @@ from foretrace.analysis.dispatched import DispatchedCalls
 from foretrace.cost_models.kernels.pricing import EXTRAPOLATED, FALLBACK, MEASURED, MODEL
 from foretrace.errors import ForetraceError
 from foretrace.graph import Graph
-from foretrace.graph.tables import Floats, Ints, KernelTable, Small, distinct
+from foretrace.graph.graph import LEFT_OUT_TIME
+from foretrace.graph.tables import COLLECTIVE, Floats, Ints, KernelTable, Small, distinct
 from foretrace.platform.platform import Platform
 
 CHOICES = ("measured", "model")
@@ -100,8 +101,13 @@ def own_time(kernels: KernelTable) -> Floats:
 
 
 def launched(calls: Graph) -> NDArray[np.bool_]:
-    """For each kernel of a graph, whether its launch is known; of a trace without runtime calls, whether its op is."""
-    return np.asarray((calls.kernels.op >= 0) & ((calls.kernels.call >= 0) | (not len(calls.calls))))
+    """For each kernel of a graph, whether its launch is known; of a trace without runtime calls, whether its op is.
+
+    Communication has a call of its own where its launch is not in the trace.
+    """
+    kernels = calls.kernels
+    unrecorded = (kernels.kind == COLLECTIVE) | (not len(calls.calls))
+    return np.asarray((kernels.op >= 0) & ((kernels.call >= 0) | unrecorded))
 
 
 def merge_work(work: DeviceWork, added: DeviceWork) -> DeviceWork:
@@ -147,9 +153,10 @@ def device_work(step: DispatchedCalls, platform: Platform, kernels: str | None =
     from foretrace.prediction.modelled_work import modelled_work  # a step with measured kernels does without models
 
     if kernels == "model":
-        return modelled_work(step._replace(calls=replace(calls, recorded_kernels={})), platform, recorded=False)
+        work, notes = modelled_work(step._replace(calls=replace(calls, recorded_kernels={})), platform, recorded=False)
+        return work, [*notes, *_without_launch(calls)]
     work, notes = modelled_work(step, platform, recorded=True)
-    return work, [*notes, *_unchanged_calls(calls, platform)]
+    return work, [*notes, *_without_launch(calls), *_unchanged_calls(calls, platform)]
 
 
 def keeps_measured_kernels(calls: Graph, platform: Platform, kernels: str | None) -> bool:
@@ -172,5 +179,5 @@ def _without_launch(calls: Graph) -> list[str]:
         return []
     spent = calls.kernels.end - calls.kernels.start
     ms = float(spent[lost].sum()) / 1e3
-    most = "most device time is left out: " if ms > float(spent.sum()) / 2e3 else ""
+    most = LEFT_OUT_TIME if ms > float(spent.sum()) / 2e3 else ""
     return [f"{most}{int(lost.sum())} kernels ({ms:.2f} ms) whose launch is not in this step are left out"]

@@ -20,6 +20,7 @@ from foretrace.cost_models.kernels.family import PYTORCH_NAMESPACES
 from foretrace.cost_models.kernels.model import device_models
 from foretrace.cost_models.kernels.pricing import EXTRAPOLATED, FALLBACK, MEASURED, MODEL, price_kernels
 from foretrace.graph import Collective, ForetraceError, Graph
+from foretrace.graph.graph import LEFT_OUT_TIME
 from foretrace.graph.tables import COLLECTIVE, COMPUTE, COPY, SET, SIGMAS_TO_P90, Ints, distinct
 from foretrace.platform.device import Device
 from foretrace.platform.platform import Platform
@@ -34,8 +35,8 @@ MAX_NAME = 60
 """Letters of a kernel's name in a note: those of generated kernels list all their settings."""
 NOTED_SHARE = 0.01
 """Share of the device time above which a note says that recorded kernels stand in."""
-NOTED_LEFT_OUT = 0.15
-"""Share of the recorded kernel time above which a note says that kernels are left out."""
+NOTED_LEFT_OUT, LEFT_OUT_IS_MOST = 0.15, 0.5
+"""Shares of the recorded kernel time above which a note says that kernels are left out, and the headline does."""
 COMPUTE_BOUND = ("matrix product", "convolution", "attention")
 """Families limited by arithmetic; any other is limited by memory."""
 
@@ -255,9 +256,10 @@ def left_out_notes(calls: Graph, which: NDArray[np.bool_]) -> list[str]:
     share = us[which & compute].sum() / max(us[compute].sum(), 1e-9)
     if share < NOTED_LEFT_OUT:
         return []
+    most = LEFT_OUT_TIME if share > LEFT_OUT_IS_MOST else ""
     return [
-        f"some {100 * round(share, 1):.0f} % of what kernels took where they were recorded is left out: no model knows "
-        f"what launched them ({_longest(calls, which)})"
+        f"{most}some {100 * round(share, 1):.0f} % of what kernels took where they were recorded is left out: no model "
+        f"knows what launched them ({_longest(calls, which)})"
     ]
 
 

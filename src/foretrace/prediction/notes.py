@@ -185,11 +185,13 @@ def job_notes(job: Job, more: list[str], waits_included: bool = False) -> list[s
     if job.missing:
         if len(job.graphs) == 1:
             which = f"rank {job.graphs[0].rank} of {job.world:,} is predicted alone"
-            notes.append(
-                f"{which}: its collectives take as measured, its waits for other ranks included"
-                if waits_included
-                else f"{which}: the time it waits for other ranks is not included"
-            )
+            measured = [one.takes_as_measured for one in job.graphs[0].collectives]
+            included = "the time it waits for other ranks is not included"
+            if waits_included or (measured and all(measured)):
+                included = "its collectives take as measured, its waits for other ranks included"
+            elif any(measured):
+                included = f"{sum(measured):,} of {len(measured):,} collectives take as measured, waits included"
+            notes.append(f"{which}: {included}")
         else:
             ranks = "rank" if len(job.missing) == 1 else f"{len(job.missing):,} ranks"
             notes.append(f"no other rank waits for the {ranks} of {job.world:,} that have no trace")

@@ -8,10 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from foretrace.analysis.collectives import ONE_SIDED, members
+import numpy as np
+
+from foretrace.analysis.collectives import ONE_SIDED, members, times_of
 from foretrace.analysis.report import NotebookDocument, StepReport, plain
 from foretrace.errors import check_count
 from foretrace.graph import MAX_RANKS, Collective, ForetraceError, Graph, Job
+from foretrace.graph.graph import UNKNOWN_GROUPS
 from foretrace.prediction.notes import note_key
 
 WEAK = "weak scaling: each rank keeps its work and the bytes of its collectives; groups of all ranks grow with the job"
@@ -125,17 +128,24 @@ def at_world(job: Job, world: int) -> Job:
     grown: dict[tuple[int, ...], tuple[int, ...]] = {}
     sizes: dict[str, tuple[int, int]] = {}
 
+    unknown: list[Collective] = []
+
     def members_of(collective: Collective) -> tuple[int, ...]:
-        ranks = collective.ranks or first.groups.get(collective.group, ()) or tuple(range(job.world))
+        ranks = collective.ranks or first.groups.get(collective.group, ())
+        if not ranks and job.world == 1:
+            unknown.append(collective)
+            return tuple(range(world))
+        ranks = ranks or tuple(range(job.world))
         if ranks not in grown:
             grown[ranks] = _grown(ranks, first, job.world, world)
         sizes[collective.group] = len(ranks), len(grown[ranks])
         return grown[ranks]
 
     collectives = [replace(one, ranks=members_of(one)) for one in first.collectives]
-    _check_sizes(job, collectives, sizes)
+    _check_sizes(job, collectives, sizes if world == 1 else sizes | {one.group: (0, world) for one in unknown})
     graph = replace(first, rank=0, world=world, collectives=collectives, groups={})
-    notes = [*job.notes, *([WEAK] if world != job.world else []), *_regrouped(sizes)]
+    notes = [*job.notes, *_unknown_groups(first, unknown, world)]
+    notes += [*([WEAK] if world != job.world else []), *_regrouped(sizes)]
     if len(job.graphs) > 1:
         notes.append(
             f"all ranks are taken to do what rank {first.rank} did: how much later others came is not in the step"
@@ -147,7 +157,7 @@ def at_world(job: Job, world: int) -> Job:
 
 def _check_sizes(job: Job, collectives: Sequence[Collective], sizes: dict[str, tuple[int, int]]) -> None:
     """Refuse to scale collectives without sizes: known is only how long they took among the measured ranks."""
-    changed = [one for one in collectives if sizes[one.group][0] != sizes[one.group][1]]
+    changed = [one for one in collectives if one.group in sizes and sizes[one.group][0] != sizes[one.group][1]]
     unknown = sum(not one.is_sized for one in changed)
     if unknown:
         raise ForetraceError(
@@ -155,6 +165,17 @@ def _check_sizes(job: Job, collectives: Sequence[Collective], sizes: dict[str, t
             "how long they take among other ranks can't be known",
             "Profile with record_shapes=True, or give the execution traces too. Without --world they take as measured.",
         )
+
+
+def _unknown_groups(graph: Graph, unknown: Sequence[Collective], world: int) -> list[str]:
+    """A caution on communication of a trace that tells neither its ranks nor how many there are."""
+    if not unknown:
+        return []
+    spent = [float(end - start) for start, end in (times_of(graph, one) for one in unknown)]
+    took = f"{np.nansum(spent) / 1e3:.2f} ms in the trace, " if np.isfinite(spent).any() else ""
+    many = f"{len(unknown):,} collective{'s' if len(unknown) > 1 else ''} ({took}in groups that it does not tell)"
+    now = "take no time, as one rank alone has none" if world == 1 else f"are taken to be of all {world:,} ranks"
+    return [f"{UNKNOWN_GROUPS}{many} {now}"]
 
 
 def _regrouped(sizes: dict[str, tuple[int, int]]) -> list[str]:
