@@ -10,9 +10,11 @@ from foretrace.analysis.host_time import host_segments
 from foretrace.analysis.measure import measure_step
 from foretrace.graph import Graph, Job, Names, Span
 from foretrace.graph.tables import ANNOTATION, FUNCTION, ActivityTable
+from foretrace.prediction.predict import predict_on_own_machine
 from foretrace.report.step import step_facts
 from foretrace.simulation.task_graph import SYNC
 from tests.analysis.builders import MAIN, Call, Orphan, Runtime, launch, rank, sync
+from tests.narrowing import present
 
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 
@@ -56,6 +58,8 @@ def test_data_loading_is_a_cause_of_its_own_with_the_ops_inside_it() -> None:
     assert seen.overheads["data loading"].ms == pytest.approx(1.99)
     assert seen.critical_path[0].what == "data loading"
     assert sum(seen.idle_causes.values()) == pytest.approx(seen.device_idle_ms)
+    again = predict_on_own_machine(Job([step(2000.0)]))
+    assert present(again.profiling_ms) == pytest.approx(again.step_ms - 1.0 - 1.99), "a profiler does not load data"
 
 
 def test_a_step_is_judged_by_its_own_time_and_not_by_that_from_first_to_last_kernel() -> None:

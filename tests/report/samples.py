@@ -61,7 +61,7 @@ def measured_rank(
 ) -> RankReport:
     return RankReport(
         rank, step_ms, device_active_ms=active_ms, device_idle_ms=10.0 - active_ms, wait_ms=wait_ms,
-        communication=Communication(2.0, 0.5, 1.5), peak_memory_bytes=peak, **more,
+        communication=Communication(2.0, 0.5, 1.5, wait_ms=wait_ms), peak_memory_bytes=peak, **more,
     )  # fmt: skip
 
 

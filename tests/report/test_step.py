@@ -53,7 +53,7 @@ def test_a_headline_of_all_ranks_speaks_of_all(measured, page):
 
 
 def test_waits_that_are_known_of_some_ranks_are_the_least(measured, page):
-    measured.missing, measured.ranks[1].wait_ms = [], None
+    measured.missing, measured.ranks[1].wait_ms, measured.ranks[1].communication.wait_ms = [], None, None
     text = words(measured, page)
     assert "at least 1.38 ms waiting for other ranks" in text  # the mean of 0.25 and 2.5
     assert "0.25 – 2.50 ms per rank, for others, of 1 rank unknown; 2 collectives" in text
@@ -65,9 +65,17 @@ def test_waits_that_are_known_of_all_ranks_are_no_least(measured, page):
     assert "1.58 ms waiting for other ranks" in text and "at least" not in text and "unknown" not in text
 
 
+def test_the_device_does_not_wait_while_its_host_does(measured, page):
+    measured.missing = []
+    for rank in measured.ranks:
+        rank.wait_ms += 1.0
+    text = words(measured, page)
+    assert "1.58 ms waiting for other ranks" in text and "on hosts for 1.00 ms of it, mean over ranks" in text
+
+
 def test_communication_of_which_nothing_is_matched_is_said_with_its_waits(measured, page):
     for rank in measured.ranks:
-        rank.wait_ms = None
+        rank.wait_ms = rank.communication.wait_ms = None
     measured.collectives, measured.transfer_ms = [], {}
     text = words(measured, page)
     assert "comm 2.00 ms a rank, waiting included: nothing of it is matched across ranks" in text

@@ -345,7 +345,9 @@ def communication(
     on_device = len(kernels) > 0
     exchange, compute = _on_device(kernels) if on_device else _on_host(graph)
     start, end, device_waits = waiting(position, collectives)
-    ours = (device_waits == on_device) & (start < window[1]) & (end > window[0])
+    here = device_waits == on_device
+    wait_ms = total(start[here], end[here]) / 1e3
+    ours = here & (start < window[1]) & (end > window[0])
     waits = np.maximum(start[ours], window[0]), np.minimum(end[ours], window[1])
     hidden, whole = shared(exchange, compute), total(*exchange)
     return Communication(
@@ -353,6 +355,7 @@ def communication(
         hidden_ms=hidden / 1e3,
         exposed_ms=(whole - hidden) / 1e3,
         exposed_wait_ms=(total(*waits) - shared(waits, compute)) / 1e3 if knows_waits else None,
+        wait_ms=wait_ms if knows_waits and on_device else None,
     )
 
 

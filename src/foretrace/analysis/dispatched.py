@@ -10,7 +10,7 @@ import numpy as np
 from foretrace.analysis.deduced import deduce_copied_memory, deduce_list_dtypes, rename_old_gradients, uses_tf32
 from foretrace.graph import PHASES, Collective, ForetraceError, Graph, Op, OpTable
 from foretrace.graph.calls import autograd_nodes, dispatched, enclosing_calls, host_collective_calls, with_scalars
-from foretrace.graph.tables import CALL, NODE, Ints, StorageTable, distinct
+from foretrace.graph.tables import CALL, NODE, Ints, Longs, StorageTable, distinct
 
 PRECISION = "matmul_precision"
 
@@ -119,7 +119,7 @@ def _launch(graph: Graph, call: int, kernel: int) -> Op:
     )
 
 
-def _unrecorded_launches(graph: Graph, lost: Ints) -> list[Op]:
+def _unrecorded_launches(graph: Graph, lost: Ints | Longs) -> list[Op]:
     """Calls for communication kernels whose launch the trace does not hold, each after that of the kernel before it.
 
     Work of any other kind may be an earlier step's; communication is what the step's other ranks wait for.

@@ -165,6 +165,8 @@ class Communication:
     exposed_ms: float = 0.0
     exposed_wait_ms: float | None = 0.0
     """The part of the exposed time in which it waits for other ranks; None where these have no trace."""
+    wait_ms: float | None = None
+    """Time in which its device waits for them, also after the step's mark; None where these or it have no trace."""
 
 
 @dataclass(slots=True)
@@ -260,7 +262,7 @@ class StepReport(NotebookDocument):
     """Of a job predicted on its own machine, from the first rank's start to the last one's end."""
     profiling_ms: float | None = None
     """How much of a step predicted on its own machine may be what the profiler adds to the host's time, where no
-    unprofiled step was timed: all in which no device works."""
+    unprofiled step was timed: all in which no device works, but for what has another cause by name, as data loading."""
     samples: int | None = None
     """Training samples in a step of all ranks, where known."""
     low_ms: float = 0.0

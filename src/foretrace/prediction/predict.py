@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from foretrace.analysis.activities import ALLOCATION, MEANINGS
 from foretrace.analysis.collective_matching import seen_by_all
 from foretrace.analysis.iterations import with_step
 from foretrace.analysis.measure import forget_unknown_limits
@@ -103,7 +104,8 @@ def predict_on_own_machine(
     _add_period(report, job, done, bool(overrides.ranks or drop_gaps))
     if not all(graph.unprofiled.synced_ms for graph in job.graphs):
         works = max(rank.device_active_ms - (rank.wait_ms or 0.0) for rank in report.ranks)
-        report.profiling_ms = max(report.step_ms - max(works, 0.0), 0.0)
+        named = sum(row.ms for row in report.idle if row.cause in MEANINGS or row.cause == ALLOCATION)
+        report.profiling_ms = max(report.step_ms - max(works, 0.0) - named, 0.0)
     report.fabric = fabric.name if fabric else None
     measured_as = [measured_range_note(job.graphs), *stall_notes(ranks, report.step_ms), *overhead_notes(ranks)]
     report.notes = job_notes(job, [*report.notes, *notes, *done.notes, *measured_as, *shared], waits_included)

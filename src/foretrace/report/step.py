@@ -247,9 +247,9 @@ def _measured_facts(report: StepReport) -> Iterator[Fact]:
         taken = f"with a sync per step{ahead}; the profiled step takes {longer}"
         yield "unprofiled", ms_range([unprofiled.synced_ms]), taken
     if report.device_span_ms:
-        known = [rank.wait_ms for rank in ranks if rank.wait_ms is not None]
-        waited = sum(known) / len(known) if known else 0.0
-        step_ms = _mean_step_ms(report)
+        waits = [rank.communication.wait_ms for rank in ranks]
+        known = [wait for wait in waits if wait is not None]
+        waited, step_ms = sum(known) / len(known) if known else 0.0, _mean_step_ms(report)
         exposed = report.exposed_communication_ms
         about = f"active, {percent(report.device_active_ms / step_ms if step_ms else 0.0)} of the step"
         about += f"; {ms(exposed)} ms of it exposed communication" if exposed else ""
@@ -288,6 +288,9 @@ def _communication_facts(report: StepReport) -> Iterator[Fact]:
     elif report.collectives and len(ranks) > 1 and any(rank.wait_ms is not None for rank in ranks):
         waits = ms_range(rank.wait_ms for rank in ranks)
         unseen = f", waits for {plural(len(report.missing), 'rank')} without a trace included" * bool(report.missing)
+        both = [(rank.wait_ms or 0.0, rank.communication.wait_ms) for rank in ranks]
+        hosts = sum(wait - of_device for wait, of_device in both if of_device is not None) / len(both)
+        unseen += f"; on hosts for {ms(hosts)} ms of it, mean over ranks" * (hosts > COSTS_NOTHING * report.step_ms)
         yield "waits", waits, f"per rank, for {_others(report)}; {count}, {ms(transfer)} ms of transfer{unseen}"
     elif spent := _mean_communication_ms(report) or transfer:
         each = "waiting included: the other ranks have no trace here"
