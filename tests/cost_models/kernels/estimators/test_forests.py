@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from unittest import mock
+
 import lightgbm
 import numpy as np
 import pytest
@@ -95,11 +97,13 @@ def test_stepwise_and_compiled_evaluation_agree(grown: list, given_rows: list) -
     assert forests.evaluate_stepwise(*parts).tolist() == forests.evaluate_compiled(*parts).tolist()
 
 
-@given(st.lists(trees, min_size=1, max_size=6))
-def test_a_forest_that_was_kept_finds_its_right_branches_again(grown: list) -> None:
+@given(st.lists(trees, min_size=1, max_size=6), st.sampled_from([1, 9, forests.NODES_TOGETHER]))
+def test_a_forest_that_was_kept_finds_its_right_branches_again(grown: list, nodes_together: int) -> None:
     forest = Forest.of(grown)
-    again = Forest.from_arrays(forest.arrays("some"), "some", COLUMNS)
+    with mock.patch.object(forests, "NODES_TOGETHER", nodes_together):
+        again = Forest.from_arrays(forest.arrays("some"), "some", COLUMNS)
     assert again.right.tolist() == forest.right.tolist()
+    assert again.threshold.tolist() == forest.threshold.tolist()
 
 
 @given(st.lists(trees, min_size=1, max_size=4), st.sampled_from(["feature", "root"]), st.integers(0, 99), st.integers())

@@ -24,6 +24,8 @@ INTERPRETED_MS = 2e-4
 """Time of one row in one tree where all rows step at once in numpy."""
 ROWS_TOGETHER = 1 << 16
 """Pairs of a row and a tree that step at once: so many stay in the cache."""
+NODES_TOGETHER = 1 << 15
+"""Nodes of whole trees that are decoded at once: what is made on the way stays in the cache."""
 BLOCK = 256
 """Rows that pass all trees one after the other in compiled code: these, and a tree, stay in the cache."""
 
@@ -135,17 +137,31 @@ class Forest:
         feature, level, leaf, root = (arrays[f"{prefix}.{name}"] for name in ("feature", "level", "leaf", "root"))
         if feature.ndim != 1:
             raise ValueError(f"the trees of {prefix!r} are no list of nodes")
-        inside = len(root) and root.min() >= 0 and root.max() < len(feature)
+        ends = np.append(root[1:], len(feature))
+        inside = len(root) and root[0] == 0 and (ends > root).all()
         if not inside or feature.min() < -1 or feature.max() >= columns:
             raise ValueError(f"the trees of {prefix!r} lead nowhere")
-        splits, leaves = np.flatnonzero(feature >= 0), np.flatnonzero(feature < 0)
-        if leaf.shape != leaves.shape:
+        splits = np.count_nonzero(feature >= 0)
+        if leaf.shape != (len(feature) - splits,):
             raise ValueError(f"the trees of {prefix!r} have other leaves than values")
-        threshold = np.empty(len(feature), np.float32)
-        threshold[leaves] = leaf.astype(np.float32)
-        threshold[splits] = _thresholds(arrays, prefix, feature.take(splits).astype(np.intp), level)
-        right = _right_branches(splits, feature >= 0, root)
-        if right is None or not np.isfinite(threshold).all():
+        first, count, levels = _levels(arrays, prefix, int(feature.max()) + 1, splits)
+        threshold, right = np.empty(len(feature), np.float32), np.empty(len(feature), np.int16)
+        leaf = leaf.astype(np.float32)
+        begin = tree = passed = 0  # nodes, trees and splits before the block
+        for last in [*np.flatnonzero(np.diff(ends // NODES_TOGETHER)).tolist(), len(ends) - 1]:
+            block = slice(begin, int(ends[last]))
+            is_split = feature[block] >= 0
+            split, leaves = np.flatnonzero(is_split), np.flatnonzero(~is_split)
+            column, number = feature[block].take(split).astype(np.intp), level[passed : passed + len(split)]
+            if (number >= count.take(column)).any():
+                raise ValueError(f"the trees of {prefix!r} split at nothing")
+            ahead = _right_branches(split, is_split, ends[tree : last + 1] - begin - 1)
+            if ahead is None:
+                raise ValueError(f"the trees of {prefix!r} lead nowhere")
+            threshold[block][split], right[block] = levels.take(first.take(column) + number), ahead
+            threshold[block][leaves] = leaf[begin - passed : begin - passed + len(leaves)]
+            begin, tree, passed = block.stop, last + 1, passed + len(split)
+        if not np.isfinite(threshold).all():
             raise ValueError(f"the trees of {prefix!r} lead nowhere")
         return cls(feature.astype(np.int16), threshold, right, root.astype(np.int32))
 
@@ -257,19 +273,18 @@ def _flatten(node: Mapping[str, Any], nodes: list[tuple[int, float, int]]) -> No
     nodes[place] = (int(node["split_feature"]), float(threshold), right - place)
 
 
-def _right_branches(splits: Longs, is_split: NDArray[np.bool_], root: NDArray[Any]) -> NDArray[np.int16] | None:
-    """For each node, how many nodes ahead its right branch begins; None where the nodes form no trees.
+def _right_branches(splits: Longs, is_split: NDArray[np.bool_], ends: NDArray[Any]) -> NDArray[np.int16] | None:
+    """For each node of trees with these last nodes, how many nodes ahead its right branch begins; None where the nodes
+    form no trees.
 
     A split is followed by all of its left branch. Each split below opens a branch more, and each leaf closes one, so
     the left branch is over at the first leaf after which as many are open as before the split. By depth, and among
     equals by place, the splits and the leaves that close their left branches therefore come in the same order.
     """
-    nodes = len(is_split)
-    rises = 2 * is_split.astype(np.int16) - 1
-    ends = np.append(root[1:], nodes) - 1  # a tree's last leaf closes no left branch
-    if is_split[ends].any() or 2 * len(splits) != nodes - len(ends):
+    if is_split[ends].any() or 2 * len(splits) != len(is_split) - len(ends):
         return None
-    rises[ends] = 0
+    rises = 2 * is_split.astype(np.int8) - 1
+    rises[ends] = 0  # a tree's last leaf closes no left branch
     left_ends = np.flatnonzero(rises < 0)
     depth = np.cumsum(rises, dtype=np.int16)
     if depth.min(initial=0) < 0:
@@ -281,20 +296,17 @@ def _right_branches(splits: Longs, is_split: NDArray[np.bool_], root: NDArray[An
     ahead = begins - splits
     if len(splits) and (ahead.min() < 2 or ahead.max() > np.iinfo(np.int16).max):
         return None
-    right = np.zeros(nodes, np.int16)
+    right = np.zeros(len(is_split), np.int16)
     right[splits] = ahead
     return right
 
 
-def _thresholds(arrays: Mapping[str, NDArray[Any]], prefix: str, column: NDArray[Any], level: NDArray[Any]) -> Floats:
-    """The thresholds of nodes, from the number that each has among those of its column."""
-    columns, counts, levels = (arrays[f"{prefix}.{name}"] for name in ("columns", "counts", "levels"))
-    first, count = np.zeros((2, int(column.max(initial=-1)) + 1), np.int64)
-    whole = len(level) == len(column) and len(columns) == len(counts) and counts.sum() == len(levels)
-    if whole:
-        used = (columns >= 0) & (columns < len(first))
-        first[columns[used]], count[columns[used]] = (np.cumsum(counts) - counts)[used], counts[used]
-    if not whole or (level >= count.take(column)).any():
+def _levels(arrays: Mapping[str, NDArray[Any]], prefix: str, columns: int, splits: int) -> tuple[Longs, Longs, Floats]:
+    """Where the thresholds of each column begin, how many it has, and all of them."""
+    given, counts, levels, level = (arrays[f"{prefix}.{name}"] for name in ("columns", "counts", "levels", "level"))
+    if len(level) != splits or len(given) != len(counts) or counts.sum() != len(levels):
         raise ValueError(f"the trees of {prefix!r} split at nothing")
-    found: Floats = levels.take(first.take(column) + level)
-    return found
+    first, count = np.zeros((2, columns), np.int64)
+    used = (given >= 0) & (given < columns)
+    first[given[used]], count[given[used]] = (np.cumsum(counts) - counts)[used], counts[used]
+    return first, count, levels
