@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from foretrace.analysis.report import StepReport, TimeRow
-from foretrace.report.json import FieldError, as_json, decode
+from foretrace.platform.typed_json import FieldError
+from foretrace.report.json import as_json, decode
 from tests.report.samples import Document, measured_step, predicted_job
 
 

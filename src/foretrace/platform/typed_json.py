@@ -9,10 +9,12 @@ import json
 import math
 import types
 import zlib
+from collections.abc import Callable, Hashable
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
+from itertools import repeat
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from foretrace.errors import ForetraceError
 from foretrace.files import read_bounded
@@ -74,89 +76,157 @@ def as_text(values: dict[str, Any]) -> bytes:
 
 
 class FieldError(ValueError):
-    """A field that is wrong, and how."""
+    """A field that is wrong, and how; ``field`` is its name, or that of the outermost one that it is in."""
 
-    def __init__(self, where: str, what: str) -> None:
-        super().__init__(f"the field {where!r} {what}")
+    def __init__(self, what: str, field: str = "", path: str = "") -> None:
+        super().__init__(f"the field {path or field!r} {what}")
+        self.what, self.field, self.path = what, field, path or field
+
+    def inside(self, outer: str) -> FieldError:
+        """The same of a part of another field, or of an item of a list."""
+        dot = "." if self.path and not self.path.startswith("[") else ""
+        return FieldError(self.what, outer, f"{outer}{dot}{self.path}")
 
 
-def decoded(kind: type[T], values: dict[str, Any]) -> T:
+class Rules(NamedTuple):
+    """What a file may hold."""
+
+    lowest: float = 0
+    largest: float = LARGEST
+    fractions: bool = False
+    """Whether a whole number's field may hold any."""
+    unknown: bool = False
+    """Whether fields that the dataclass does not have are passed over, instead of refused."""
+    unread: tuple[str, ...] = ()
+    """Fields of the dataclass that no file has."""
+
+
+MACHINE_FILE = Rules()
+
+
+def decoded(kind: type[T], values: dict[str, Any], rules: Rules = MACHINE_FILE) -> T:
     """Make a dataclass from the object of a JSON file; raises `FieldError`."""
-    made: T = _value(kind, values, "")
+    made: T = _reader(cast(Hashable, kind), rules)(values)
     return made
 
 
-def _dataclass(kind: Any, values: Any, where: str) -> Any:
-    if not isinstance(values, dict):
-        raise _wrong(where, values, "an object")
-    hints, needed = _fields(kind)
-    for unknown in sorted(values.keys() - hints.keys()):
-        raise FieldError(_inside(where, unknown), "means nothing")
-    for name in needed:
-        if name not in values:
-            raise FieldError(_inside(where, name), "is missing")
-    return kind(**{name: _value(hints[name], value, _inside(where, name)) for name, value in values.items()})
+Reader = Callable[[Any], Any]
+"""Converts a value to the type of its field."""
 
 
 @cache
-def _fields(kind: type) -> tuple[dict[str, Any], list[str]]:
-    """The types of a dataclass's fields, and those without a default, cached: they are slow to resolve."""
-    hints, known = get_type_hints(kind, include_extras=True), fields(cast(Any, kind))
-    needed = [field.name for field in known if field.default is MISSING and field.default_factory is MISSING]
-    return {field.name: hints[field.name] for field in known}, needed
-
-
-def _inside(where: str, name: str) -> str:
-    return f"{where}.{name}" if where else name
-
-
-def _value(kind: Any, value: Any, where: str) -> Any:
-    """The value of a field, converted to the type of the field."""
-    if kind is float or kind is int:  # most fields
-        return _number(kind, value, where)
+def _reader(kind: Any, rules: Rules) -> Reader:
+    """The reader of a type's values, cached: types are slow to take apart."""
     origin, inner = get_origin(kind), get_args(kind)
+    if kind is float or kind is int:
+        return _number_reader(kind, rules)
     if origin is Annotated:
-        number = _number(inner[0], value, where)
-        if number <= 0:
-            raise _wrong(where, value, f"a number {inner[1]}")
-        return number
+        return _positive_reader(_reader(inner[0], rules), f"a number {inner[1]}")
     if origin in (Union, types.UnionType):
-        (some,) = [part for part in inner if part is not types.NoneType]
-        return None if value is None else _value(some, value, where)
+        (some,) = [_reader(part, rules) for part in inner if part is not types.NoneType]
+        return lambda value: None if value is None else some(value)
     if origin is dict:
-        if not isinstance(value, dict):
-            raise _wrong(where, value, "an object")
-        return {key: _value(inner[1], item, _inside(where, key)) for key, item in value.items()}
+        return _dict_reader(inner[0], _reader(inner[1], rules))
     if origin in (list, tuple):
-        return origin(_items(inner, value, where))
+        alike = origin is list or inner[-1] is Ellipsis
+        return _items_reader(origin, [_reader(one, rules) for one in inner if one is not Ellipsis], alike)
     if is_dataclass(kind):
-        return _dataclass(kind, value, where)
-    if not isinstance(value, kind):
-        raise _wrong(where, value, {str: "a text", bool: "true or false"}.get(kind, kind.__name__))
-    return value
+        return _dataclass_reader(kind, rules)
+    return _instance_reader(kind)
 
 
-def _items(kinds: tuple[Any, ...], value: Any, where: str) -> list[Any]:
-    """The items of a list; of a tuple with fixed types, exactly as many."""
-    if not isinstance(value, list):
-        raise _wrong(where, value, "a list")
-    any_number = len(kinds) == 1 or kinds[-1] is Ellipsis
-    each = [kinds[0]] * len(value) if any_number else list(kinds)
-    if len(each) != len(value):
-        raise _wrong(where, value, f"a list of {len(each)}")
-    return [_value(kind, item, f"{where}[{place}]") for place, (kind, item) in enumerate(zip(each, value))]
+def _dataclass_reader(kind: Any, rules: Rules) -> Reader:
+    hints, known = (
+        get_type_hints(kind, include_extras=True),
+        [one for one in fields(kind) if one.name not in rules.unread],
+    )
+    needed = [field.name for field in known if field.default is MISSING and field.default_factory is MISSING]
+    readers = {field.name: _reader(hints[field.name], rules) for field in known}
+
+    def read(values: Any) -> Any:
+        if not isinstance(values, dict):
+            raise _wrong(values, "an object")
+        unknown = values.keys() - readers.keys()
+        if unknown and not rules.unknown:
+            raise FieldError("means nothing", min(unknown))
+        for name in needed:
+            if name not in values:
+                raise FieldError("is missing", name)
+        return kind(**{name: _read(readers[name], values[name], name) for name in values if name not in unknown})
+
+    return read
 
 
-def _number(kind: Any, value: Any, where: str) -> Any:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or (kind is int and not isinstance(value, int)):
-        raise _wrong(where, value, "a whole number" if kind is int else "a number")
-    if not 0 <= value < math.inf:  # NaN is neither
-        raise _wrong(where, value, "finite and not negative")
-    if value > LARGEST:
-        raise _wrong(where, value, f"at most {LARGEST:,}")
-    return value
+def _dict_reader(key: Callable[[str], Any], item: Reader) -> Reader:
+    def read(values: Any) -> Any:
+        if not isinstance(values, dict):
+            raise _wrong(values, "an object")
+        try:
+            return {key(name): _read(item, value, name) for name, value in values.items()}
+        except FieldError:
+            raise
+        except ValueError:
+            raise _wrong(values, "an object with numbers as names") from None
+
+    return read
 
 
-def _wrong(where: str, value: Any, wanted: str) -> FieldError:
+def _items_reader(origin: type, readers: list[Reader], alike: bool) -> Reader:
+    """Items of one type, or exactly one of each."""
+
+    def read(values: Any) -> Any:
+        if not isinstance(values, list):
+            raise _wrong(values, "a list")
+        if not alike and len(readers) != len(values):
+            raise _wrong(values, f"a list of {len(readers)}")
+        each = repeat(readers[0]) if alike else readers
+        return origin([_read(one, value, f"[{place}]") for place, (one, value) in enumerate(zip(each, values))])
+
+    return read
+
+
+def _number_reader(kind: type, rules: Rules) -> Reader:
+    whole = kind is int and not rules.fractions
+    lowest, largest = rules.lowest, rules.largest
+
+    def read(value: Any) -> Any:
+        if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
+            raise _wrong(value, "a whole number" if whole else "a number")
+        if not lowest <= value < math.inf:  # NaN is neither
+            raise _wrong(value, "finite and not negative")
+        if value > largest:
+            raise _wrong(value, f"at most {largest:,}")
+        return value
+
+    return read
+
+
+def _positive_reader(number: Reader, wanted: str) -> Reader:
+    def read(value: Any) -> Any:
+        if number(value) <= 0:
+            raise _wrong(value, wanted)
+        return value
+
+    return read
+
+
+def _instance_reader(kind: type) -> Reader:
+    def read(value: Any) -> Any:
+        if not isinstance(value, kind):
+            raise _wrong(value, {str: "a text", bool: "true or false"}.get(kind, kind.__name__))
+        return value
+
+    return read
+
+
+def _read(reader: Reader, value: Any, name: str) -> Any:
+    """The value of a field or an item, whose name an error has."""
+    try:
+        return reader(value)
+    except FieldError as error:
+        raise error.inside(name) from None
+
+
+def _wrong(value: Any, wanted: str) -> FieldError:
     shown = repr(value)
-    return FieldError(where, f"holds {shown if len(shown) < 80 else shown[:77] + '...'}; it should be {wanted}")
+    return FieldError(f"holds {shown if len(shown) < 80 else shown[:77] + '...'}; it should be {wanted}")

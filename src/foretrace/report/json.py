@@ -6,17 +6,16 @@ import csv
 import io
 import json
 from collections.abc import Iterator
-from dataclasses import MISSING, Field, fields, is_dataclass
-from functools import cache
-from types import UnionType
-from typing import Any, Protocol, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, Protocol, TypeVar
+
+from foretrace.platform.typed_json import FieldError, Rules, decoded
 
 T = TypeVar("T")
 
 MAX_FIGURE = 1e18
 """No figure of a step is larger, in whichever unit."""
-NEVER_READ = {"workings": "Workings"}
-"""Fields that no JSON has, and their types."""
+RESULT = Rules(-MAX_FIGURE, MAX_FIGURE, fractions=True, unknown=True, unread=("workings",))
+"""What the JSON of a result may hold."""
 
 
 class Document(Protocol):
@@ -55,14 +54,6 @@ def tidy(value: Any) -> Any:
     return value
 
 
-class FieldError(ValueError):
-    """A value of JSON that does not have the type of its field."""
-
-    def __init__(self, field: str, value: object) -> None:
-        super().__init__(field)
-        self.field, self.value = field, value
-
-
 def decode(kind: type[T], data: dict[str, Any]) -> T:
     """A record of this class from the fields of its JSON; unknown fields are passed over.
 
@@ -72,61 +63,17 @@ def decode(kind: type[T], data: dict[str, Any]) -> T:
     >>> decode(TimeRow, {"name": "aten::mm", "device_ms": 2, "host_ms": 1.5, "count": 3, "share": 1.0, "unknown": []})
     TimeRow(name='aten::mm', device_ms=2, host_ms=1.5, count=3, share=1.0)
     """
-    values = {}
-    for field, hint in _typed_fields(cast(Any, kind)):
-        if field.name in data:
-            try:
-                _check_numbers(data[field.name])
-                values[field.name] = _value(data[field.name], hint)
-            except ValueError:
-                raise FieldError(field.name, data[field.name]) from None
-        elif field.default is MISSING and field.default_factory is MISSING:
-            raise FieldError(field.name, None)
-    return kind(**values)
+    for name, value in data.items():
+        if not _is_finite(value):
+            raise FieldError(f"holds {value!r}", name)
+    return decoded(kind, data, RESULT)
 
 
-@cache
-def _typed_fields(kind: type) -> list[tuple[Field[Any], Any]]:
-    hints = get_type_hints(kind, localns=dict.fromkeys(NEVER_READ.values(), object))
-    return [(field, hints[field.name]) for field in fields(cast(Any, kind)) if field.name not in NEVER_READ]
-
-
-def _check_numbers(value: Any) -> None:
-    """Refuse numbers that are not finite or absurdly large, wherever they are."""
+def _is_finite(value: Any) -> bool:
+    """Whether all numbers are finite and none is absurdly large, those of unknown fields too."""
     if isinstance(value, (dict, list)):
-        for item in value.values() if isinstance(value, dict) else value:
-            _check_numbers(item)
-    elif isinstance(value, (int, float)) and not abs(value) <= MAX_FIGURE:
-        raise ValueError(value)
-
-
-def _value(value: Any, kind: Any) -> Any:
-    """The value as a field of this type holds it.
-
-    >>> _value({"0": 1.5}, dict[int, float]), _value(None, float | None)
-    ({0: 1.5}, None)
-    """
-    outer, inner = get_origin(kind) or kind, get_args(kind)
-    if outer in (Union, UnionType):
-        for one in inner:
-            try:
-                return _value(value, one)
-            except ValueError:
-                continue
-    elif is_dataclass(outer) and isinstance(value, dict):
-        return decode(cast(type, outer), value)
-    elif outer is dict and isinstance(value, dict):
-        return {inner[0](key): _value(item, inner[1]) for key, item in value.items()}
-    elif outer is list and isinstance(value, list):
-        return [_value(item, inner[0]) for item in value]
-    elif outer is tuple and isinstance(value, list) and len(value) == len(inner):
-        return tuple(_value(item, one) for item, one in zip(value, inner))
-    elif outer in (int, float):
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            return value
-    elif isinstance(outer, type) and isinstance(value, outer):
-        return value
-    raise ValueError(value)
+        return all(map(_is_finite, value.values() if isinstance(value, dict) else value))
+    return not isinstance(value, (int, float)) or abs(value) <= MAX_FIGURE
 
 
 def as_csv(document: Document) -> str:

@@ -14,8 +14,9 @@ from typing import Any, TypeVar
 
 from foretrace.analysis.report import Communication, RankReport, StepReport
 from foretrace.errors import ForetraceError
+from foretrace.platform.typed_json import FieldError
 from foretrace.prediction.scaling import Scaling
-from foretrace.report.json import FieldError, decode
+from foretrace.report.json import decode
 from foretrace.report.pages.comparisons import comparison_page, scaling_page, sweep_page
 from foretrace.report.pages.page import Page
 from foretrace.report.pages.step import step_page
@@ -65,7 +66,7 @@ def _decode(kind: type[T], document: Fields, name: str) -> T:
     try:
         return decode(kind, document)
     except FieldError as error:
-        shown = repr(error.value)
+        shown = repr(document.get(error.field))
         shown = shown if len(shown) <= VALUE_SHOWN else f"{shown[:VALUE_SHOWN]}…"
         raise ForetraceError(f"{name} is damaged: the field {error.field!r} holds {shown}", "Write it again.") from None
 

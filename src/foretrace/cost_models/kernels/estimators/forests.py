@@ -141,7 +141,7 @@ class Forest:
         inside = len(root) and root[0] == 0 and (ends > root).all()
         if not inside or feature.min() < -1 or feature.max() >= columns:
             raise ValueError(f"the trees of {prefix!r} lead nowhere")
-        splits = np.count_nonzero(feature >= 0)
+        splits = int(np.count_nonzero(feature >= 0))
         if leaf.shape != (len(feature) - splits,):
             raise ValueError(f"the trees of {prefix!r} have other leaves than values")
         first, count, levels = _levels(arrays, prefix, int(feature.max()) + 1, splits)
