@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foretrace.cost_models.kernels.pricing import MODEL
+from foretrace.cost_models.kernels.roofline import MODEL
 from foretrace.graph.tables import COMPUTE
 from foretrace.platform.device import Device, Measured
 from foretrace.prediction.device_work import DeviceWork

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from foretrace.cost_models.host.pricing import HostCosts
-from foretrace.cost_models.kernels.pricing import FALLBACK, MODEL
-from foretrace.cost_models.kernels.roofline import RooflineFallback
+from foretrace.cost_models.kernels.roofline import FALLBACK, MODEL, RooflineFallback
 from foretrace.graph import Graph
 from tests.prediction.by_hand import device
 

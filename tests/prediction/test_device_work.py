@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from foretrace.analysis.dispatched import dispatched_calls
-from foretrace.cost_models.kernels.pricing import MEASURED
+from foretrace.cost_models.kernels.roofline import MEASURED
 from foretrace.graph import CallTable, Collective, ForetraceError, Graph, Op, OpTable, Tensor
 from foretrace.graph.graph import cautions
 from foretrace.graph.tables import COLLECTIVE

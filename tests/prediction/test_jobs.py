@@ -14,7 +14,7 @@ from foretrace.analysis.measure import measure_step
 from foretrace.analysis.report import PairWait, StepReport
 from foretrace.analysis.report_fields import predicted_fields
 from foretrace.api import predict
-from foretrace.cost_models.kernels.pricing import MEASURED
+from foretrace.cost_models.kernels.roofline import MEASURED
 from foretrace.formats.load import load_traces
 from foretrace.graph import Collective, ForetraceError, Graph, Job, KernelTable, Op, OpTable, Span, Tensor
 from foretrace.graph.graph import MISSING_DEVICES

@@ -6,7 +6,7 @@ import pytest
 
 import foretrace as ft
 from foretrace.analysis.dispatched import dispatched_calls
-from foretrace.cost_models.kernels.pricing import FALLBACK, MODEL
+from foretrace.cost_models.kernels.roofline import FALLBACK, MODEL
 from foretrace.graph import Collective, ForetraceError, Graph, Job, Op, OpTable
 from foretrace.graph.tables import NODE
 from foretrace.platform.device import Device

@@ -20,7 +20,8 @@ from benchmarks.lib.process import shared
 from benchmarks.lib.table import H200, keep
 from foretrace import load
 from foretrace.analysis.dispatched import dispatched_calls
-from foretrace.cost_models.kernels.pricing import FALLBACK, KernelCosts, price_kernels
+from foretrace.cost_models.kernels.pricing import KernelCosts, price_kernels
+from foretrace.cost_models.kernels.roofline import FALLBACK
 from foretrace.graph import Graph
 from foretrace.platform.platform import Platform
 

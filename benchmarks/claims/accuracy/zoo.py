@@ -29,7 +29,8 @@ from benchmarks.lib.zoo import BLIND
 from foretrace import load
 from foretrace.analysis.compare import check_prediction
 from foretrace.analysis.dispatched import dispatched_calls
-from foretrace.cost_models.kernels.pricing import MODEL, price_kernels
+from foretrace.cost_models.kernels.pricing import price_kernels
+from foretrace.cost_models.kernels.roofline import MODEL
 from foretrace.graph import Graph
 from foretrace.platform.platform import Platform
 from foretrace.prediction.predict import predict_on_platform

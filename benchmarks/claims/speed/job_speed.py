@@ -22,7 +22,7 @@ import numpy as np
 
 from benchmarks.lib.table import keep
 from foretrace.analysis.collective_matching import match_collectives
-from foretrace.cost_models.kernels.pricing import MODEL
+from foretrace.cost_models.kernels.roofline import MODEL
 from foretrace.graph import Collective, Graph, Job, Op, OpTable
 from foretrace.graph.tables import COLLECTIVE, COMPUTE
 from foretrace.platform.device import Device

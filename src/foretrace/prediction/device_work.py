@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.analysis.dispatched import DispatchedCalls
-from foretrace.cost_models.kernels.pricing import EXTRAPOLATED, FALLBACK, MEASURED, MODEL
+from foretrace.cost_models.kernels.roofline import EXTRAPOLATED, FALLBACK, MEASURED, MODEL
 from foretrace.errors import ForetraceError
 from foretrace.graph import Graph
 from foretrace.graph.graph import LEFT_OUT_TIME

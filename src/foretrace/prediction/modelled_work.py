@@ -18,7 +18,8 @@ from foretrace.analysis.collectives import ONE_SIDED, members
 from foretrace.analysis.dispatched import DispatchedCalls
 from foretrace.cost_models.kernels.family import PYTORCH_NAMESPACES
 from foretrace.cost_models.kernels.model import device_models
-from foretrace.cost_models.kernels.pricing import EXTRAPOLATED, FALLBACK, MEASURED, MODEL, price_kernels
+from foretrace.cost_models.kernels.pricing import price_kernels
+from foretrace.cost_models.kernels.roofline import EXTRAPOLATED, FALLBACK, MEASURED, MODEL
 from foretrace.graph import Collective, ForetraceError, Graph
 from foretrace.graph.graph import LEFT_OUT_TIME
 from foretrace.graph.tables import COLLECTIVE, COMPUTE, COPY, SET, SIGMAS_TO_P90, Ints, distinct

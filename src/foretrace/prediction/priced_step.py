@@ -13,7 +13,7 @@ from foretrace.analysis.dependencies import WORK_WAIT, Streams, event_waits, syn
 from foretrace.analysis.dispatched import DispatchedCalls
 from foretrace.analysis.host_time import host_segments
 from foretrace.cost_models.host.pricing import HostCosts, of_large_step, price_host
-from foretrace.cost_models.kernels.pricing import MEASURED
+from foretrace.cost_models.kernels.roofline import MEASURED
 from foretrace.graph import PHASES, Constant, Graph, Op, Value
 from foretrace.graph.op import COMPILED_REGION, GRAPH_LAUNCH
 from foretrace.graph.operators import MAY_SYNCHRONIZE, SYNCHRONIZE, launches_nothing, waits_for_device

@@ -26,7 +26,7 @@ from foretrace.analysis.dependencies import (
 )
 from foretrace.analysis.dispatched import DispatchedCalls, dispatched_calls
 from foretrace.analysis.host_time import Segments, host_segments
-from foretrace.cost_models.kernels.pricing import MEASURED, MODEL
+from foretrace.cost_models.kernels.roofline import MEASURED, MODEL
 from foretrace.errors import ForetraceError
 from foretrace.graph import Graph, Span
 from foretrace.graph.graph import cut_to_step

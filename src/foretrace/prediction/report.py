@@ -26,7 +26,7 @@ from foretrace.analysis.idle import idle_rows, mean_idle
 from foretrace.analysis.iterations import iteration_row
 from foretrace.analysis.measure import devices_without_record
 from foretrace.analysis.report import RankReport, StepReport, Workings, bound_by, idle_by_cause
-from foretrace.cost_models.kernels.pricing import MEASURED, MODEL
+from foretrace.cost_models.kernels.roofline import MEASURED, MODEL
 from foretrace.graph import Graph, Job
 from foretrace.graph.graph import MISSING_KERNELS
 from foretrace.graph.tables import LAUNCH, launched_before, percentiles

@@ -7,7 +7,8 @@ import pytest
 
 from foretrace.cost_models.kernels.batched_lookups import batched_lookup_us, batched_sizes
 from foretrace.cost_models.kernels.families.lookups import index_statistics
-from foretrace.cost_models.kernels.pricing import EXTRAPOLATED, price_kernels
+from foretrace.cost_models.kernels.pricing import price_kernels
+from foretrace.cost_models.kernels.roofline import EXTRAPOLATED
 from foretrace.graph import Graph, Indices, Op, OpTable, Tensor
 from foretrace.platform.device import Device
 from foretrace.platform.platform import Platform

@@ -15,7 +15,8 @@ from foretrace.cost_models.kernels.families import FAMILIES
 from foretrace.cost_models.kernels.families.compiled import Compiled
 from foretrace.cost_models.kernels.fitting import estimated_errors, fit_family, fit_models
 from foretrace.cost_models.kernels.model import FamilyModel, device_models
-from foretrace.cost_models.kernels.pricing import EXTRAPOLATED, FALLBACK, MEASURED, MODEL, price_kernels
+from foretrace.cost_models.kernels.pricing import price_kernels
+from foretrace.cost_models.kernels.roofline import EXTRAPOLATED, FALLBACK, MEASURED, MODEL
 from foretrace.graph import ForetraceError, Graph, Op, OpTable, Tensor
 from foretrace.platform.device import Device
 from foretrace.platform.measurements.cases import Case

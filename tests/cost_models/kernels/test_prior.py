@@ -16,8 +16,9 @@ from foretrace.cost_models.kernels.estimators.dataset import dataset_of
 from foretrace.cost_models.kernels.families import FAMILIES
 from foretrace.cost_models.kernels.fitting import fit_models
 from foretrace.cost_models.kernels.model import device_models
-from foretrace.cost_models.kernels.pricing import EXTRAPOLATED, MODEL, price_kernels
+from foretrace.cost_models.kernels.pricing import price_kernels
 from foretrace.cost_models.kernels.prior import PriorModels
+from foretrace.cost_models.kernels.roofline import EXTRAPOLATED, MODEL
 from foretrace.graph import ForetraceError, Graph, Op, OpTable, Tensor
 from foretrace.platform.device import Device
 from foretrace.platform.platform import Platform

@@ -25,7 +25,7 @@ from foretrace.cost_models.kernels.families import Description, context_of, fami
 from foretrace.cost_models.kernels.families.lookups import index_statistics
 from foretrace.cost_models.kernels.family import Family
 from foretrace.cost_models.kernels.model import DeviceModels, Launched, device_models
-from foretrace.cost_models.kernels.roofline import RooflineFallback, work_of
+from foretrace.cost_models.kernels.roofline import EXTRAPOLATED, FALLBACK, MEASURED, MODEL, RooflineFallback, work_of
 from foretrace.errors import ForetraceError
 from foretrace.graph import Graph, Indices, Op, Tf32
 from foretrace.graph.op import signature
@@ -36,9 +36,6 @@ from foretrace.platform.platform import Platform
 
 TF32 = "tf32"
 """In `Device.peak_tflops`: a GPU without it multiplies float32 as float32, whatever the settings allow."""
-MEASURED, MODEL, FALLBACK, EXTRAPOLATED = range(4)
-"""Sources of a kernel's time; the last is a model asked about a call unlike those it was fitted on, or like those of
-which it often is far off."""
 UNKNOWN_SHARE = 0.5
 """Share of a tensor that is taken to be in the cache if its last use is unknown."""
 USABLE_SHARE = 0.5

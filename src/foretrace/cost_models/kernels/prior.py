@@ -14,7 +14,8 @@ from foretrace.cost_models.kernels.cross_device import ScaledCalls
 from foretrace.cost_models.kernels.decomposition import parts_of
 from foretrace.cost_models.kernels.family import CallContext, Family
 from foretrace.cost_models.kernels.model import DeviceModels, Launched, ModelledCalls, device_models
-from foretrace.cost_models.kernels.pricing import MODEL, Calls, KernelCosts, price_calls
+from foretrace.cost_models.kernels.pricing import Calls, KernelCosts, price_calls
+from foretrace.cost_models.kernels.roofline import MODEL
 from foretrace.graph import Op, Tf32
 from foretrace.graph.tables import Floats
 from foretrace.platform.device import Device

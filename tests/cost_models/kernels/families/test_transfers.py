@@ -12,7 +12,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from foretrace.analysis.report import StepReport
 from foretrace.api import predict
 from foretrace.cost_models.kernels.families import FAMILIES, context_of
-from foretrace.cost_models.kernels.pricing import MODEL, price_kernels
+from foretrace.cost_models.kernels.pricing import price_kernels
+from foretrace.cost_models.kernels.roofline import MODEL
 from foretrace.graph import Constant, Graph, KernelTable, Names, Op, OpTable, Storage, Tensor, Tf32, Value
 from foretrace.graph.tables import COPY
 from foretrace.platform.platform import Platform
