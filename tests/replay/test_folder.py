@@ -20,7 +20,7 @@ from foretrace.replay.generate.choices import Choices
 from foretrace.replay.generate.folder import readme, write_benchmark
 from foretrace.replay.generate.plan import Plan, PlanCall, footprint
 from foretrace.replay.generate.planning import plan_of
-from foretrace.transforms.numerics.dtype import parse_dtype
+from foretrace.transforms.numerics import parse_dtype
 from foretrace.transforms.resize.batch_sequence import batch
 from tests.record.reexecution import watched
 from tests.replay.steps import STEPS, Step, layers

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from foretrace.errors import ForetraceError
-from foretrace.report.gate import as_markdown
+from foretrace.report.whatif import as_markdown
 from foretrace.whatif.gate import Baseline, CallRow, compare, name_of, parse_share
 
 CALL = CallRow("aten::mm", "forward", "net.*", "y = net(x)", 12, 100.0, 50.0, "train.py:7")

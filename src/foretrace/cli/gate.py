@@ -58,7 +58,7 @@ def gate(
     found = compare(before, now, share)
     if markdown is not None:
         from foretrace.output import MARKDOWN, open_output
-        from foretrace.report.gate import as_markdown
+        from foretrace.report.whatif import as_markdown
 
         with open_output(markdown, MARKDOWN) as file:
             file.write(as_markdown(found).encode())

@@ -34,15 +34,15 @@ Blocks = Iterator[RenderableType]
 
 BLOCKS = {
     "StepReport": "step.step_blocks",
-    "StepList": "step_list.step_list_blocks",
+    "StepList": "ranks.step_list_blocks",
     "StepDifference": "comparisons.difference_blocks",
     "Check": "comparisons.check_blocks",
     "TableCheck": "comparisons.table_blocks",
     "WhatIf": "comparisons.whatif_blocks",
     "Sweep": "comparisons.sweep_blocks",
     "Scaling": "comparisons.scaling_blocks",
-    "Gate": "gate.gate_blocks",
-    "Advice": "advice.advice_blocks",
+    "Gate": "whatif.gate_blocks",
+    "Advice": "whatif.advice_blocks",
     "Sharding": "sharding.sharding_blocks",
     "Replay": "replay.replay_blocks",
     "Suite": "replay.suite_blocks",

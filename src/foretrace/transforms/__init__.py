@@ -10,7 +10,7 @@
 
 ==============  ======================================================================================================
 ``resize/``     batch, sequence length, widths, heads, embedding tables: sizes propagated through all calls
-``numerics/``   dtype of the whole step, autocast
+``numerics``    dtype of the whole step, autocast
 ``structure/``  depth, checkpointing, attention implementation, optimizer, inserted and removed ops
 ``fusion/``     fused lookups, element-wise chains, CUDA graphs, buckets and overlap of DDP
 ``parallel/``   the step of one rank as a job of many: data, FSDP, tensor, sequence, pipeline, expert, hybrid parallel

@@ -1,9 +1,9 @@
-from foretrace.transforms.fusion.cuda_graph import cudagraph as cudagraph
 from foretrace.transforms.fusion.ddp_buckets import buckets as buckets
 from foretrace.transforms.fusion.ddp_buckets import overlap as overlap
+from foretrace.transforms.fusion.fuse import cudagraph as cudagraph
 from foretrace.transforms.fusion.fuse import fuse as fuse
-from foretrace.transforms.numerics.autocast import autocast as autocast
-from foretrace.transforms.numerics.dtype import dtype as dtype
+from foretrace.transforms.numerics import autocast as autocast
+from foretrace.transforms.numerics import dtype as dtype
 from foretrace.transforms.parallel.fsdp_reshard import shards as shards
 from foretrace.transforms.parallel.parallelize import parallelize as parallelize
 from foretrace.transforms.resize.batch_sequence import batch as batch

@@ -17,8 +17,7 @@ from foretrace.errors import ForetraceError, parse_size, unknown_name
 from foretrace.graph import MAX_RANKS, Graph
 from foretrace.transforms.fusion.ddp_buckets import parse_bucket_size
 from foretrace.transforms.fusion.fuse import fuse, parse_fusion
-from foretrace.transforms.numerics.autocast import autocast, parse_autocast_dtype
-from foretrace.transforms.numerics.dtype import dtype, parse_dtype
+from foretrace.transforms.numerics import autocast, dtype, parse_autocast_dtype, parse_dtype
 from foretrace.transforms.parallel.schedules import CONTEXT_KINDS, SCHEDULES
 from foretrace.transforms.resize.tables import pooling, table_dim, table_rows
 from foretrace.transforms.resize.width import heads, width

@@ -17,7 +17,7 @@ from foretrace.api import as_job
 from foretrace.graph import ForetraceError, Graph, Job
 from foretrace.prediction.priced_step import step_waits
 from foretrace.record.sketch.sketch import sketch
-from foretrace.transforms.numerics.dtype import dtype
+from foretrace.transforms.numerics import dtype
 from foretrace.transforms.parallel.fsdp import COMPUTE
 from foretrace.transforms.parallel.parallelize import parallelize
 from tests.transforms.parallel.steps import exchanged, fully_sharded_data_parallel, gpt_step, neighbours, precise, told

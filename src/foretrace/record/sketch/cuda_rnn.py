@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from foretrace.record.sketch.packed_sequences import sizes_of
+from foretrace.record.sketch.torch_classes import sizes_of
 
 aten: Any = torch.ops.aten
 C: Any = torch._C

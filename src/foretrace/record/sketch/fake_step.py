@@ -27,10 +27,10 @@ from foretrace.record.guard.guard import is_elsewhere
 from foretrace.record.guard.side_effects import script_line
 from foretrace.record.sketch.assumptions import ARRAY, Assumptions
 from foretrace.record.sketch.cuda_api import gpu_is_visible
-from foretrace.record.sketch.packed_sequences import packed
 from foretrace.record.sketch.selections import Selections
 from foretrace.record.sketch.sparse_tensors import SparseTensors
 from foretrace.record.sketch.threads import TURN, ScriptThreads
+from foretrace.record.sketch.torch_classes import packed
 from foretrace.record.sketch.values import CHECKED, COUNTED, DRAWN, MAX_INTEGERS, RANKED, UNKNOWN, Values
 from foretrace.record.sketch.view_replays import ViewReplays
 from foretrace.record.watch.tensors import TensorRegistry

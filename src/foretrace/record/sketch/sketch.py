@@ -42,14 +42,13 @@ from foretrace.record.sketch.compiled.regions import (
 from foretrace.record.sketch.cuda import PretendedGpu, pretended_cuda
 from foretrace.record.sketch.fake_step import FakeStepMode, FakeStepWatch, ModuleMover, quiet, readable
 from foretrace.record.sketch.fbgemm import CALLS as TABLE_CALLS
-from foretrace.record.sketch.lazy_modules import lazy_modules
 from foretrace.record.sketch.libraries import (
     LeftOut,
     control_flow_in_python,
     eager_code_on_cuda,
     libraries_on_fake_tensors,
 )
-from foretrace.record.sketch.packed_sequences import packed_sequences
+from foretrace.record.sketch.torch_classes import lazy_modules, packed_sequences
 from foretrace.record.sketch.training import TrainingCheck, before, held_weights
 from foretrace.record.watch.step_boundaries import listen
 

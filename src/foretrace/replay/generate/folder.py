@@ -23,7 +23,7 @@ from foretrace.replay.generate.plan import Plan, PlanCall, Result, footprint, ma
 from foretrace.replay.generate.planning import plan_of
 from foretrace.replay.generate.timing import original_of
 from foretrace.replay.harness.files import digest
-from foretrace.transforms.numerics.dtype import parse_dtype, with_dtype
+from foretrace.transforms.numerics import parse_dtype, with_dtype
 from foretrace.transforms.resize.batch_sequence import batch, batch_size, other_batch_notes
 
 MAX_CALL_US, MAX_BYTES = 60e6, 1 << 62

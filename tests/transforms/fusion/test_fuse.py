@@ -9,7 +9,7 @@ import foretrace as ft
 import gpt
 from foretrace.graph import ForetraceError, Graph, Op, OpTable, Tensor
 from foretrace.platform.device import CudaGraphCosts
-from foretrace.transforms.fusion.cuda_graph import cudagraph
+from foretrace.transforms.fusion.fuse import cudagraph
 from foretrace.transforms.resize.batch_sequence import batch
 from tests.narrowing import present
 from tests.transforms.agreement import shapes, sketched

@@ -1,1 +1,0 @@
-"""Dtypes of a step: one floating dtype for everything, or autocast."""
