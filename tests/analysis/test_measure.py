@@ -13,8 +13,8 @@ from foretrace.graph.tables import ANNOTATION
 from tests.analysis.builders import Call, Orphan, all_reduce, job, launch, rank, sync, wait_event
 
 FIELDS = {
-    "source", "world", "missing", "step", "steps", "step_ms", "device_active_ms", "device_idle_ms", "kernel_ms",
-    "device_span_ms", "wait_ms", "transfer_ms", "collectives", "stragglers", "overlap", "critical_path_ms",
+    "source", "world", "missing", "step", "steps", "step_ms", "mark_ms", "device_active_ms", "device_idle_ms",
+    "kernel_ms", "device_span_ms", "wait_ms", "transfer_ms", "collectives", "stragglers", "overlap", "critical_path_ms",
     "critical_path", "critical_path_ranks", "overheads", "ranks", "by_op", "by_family", "by_phase", "by_module",
     "queue_depth", "peak_memory_bytes", "attributed", "launched_before_ms", "notes", "plain", "slowdown", "bound",
     "idle", "idle_causes", "straggler_gain_ms", "iterations",

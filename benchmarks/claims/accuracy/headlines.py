@@ -3,13 +3,15 @@ communication, idle time and waits for other ranks within 1 % of what a plain re
 is bound by and the largest cause of idle time the same, and 95 % of the idle time has a named cause.
 
 The plain reading knows nothing of Foretrace. The window is the profiler's step mark, or first event to last without
-one. The device is active where any kernel, copy or memset runs in the window, whichever step launched it. Communication
-is exposed where no other work runs beside its kernels; a rank waits from the start of its kernel to that of the last
-rank's, where all launch as many. The host limits a step where the device idles for more than 30 % of it; or for more
-than 10 %, and the threads that launch wait for it for less time than it idles. Nobody knows what limits a step in which
-launched work does not start, where most of that time lies before the first recorded device event. Where the device
-idles, the cause is what the thread that launches the next kernel does until it has launched it; what is left is a
-launched kernel that does not start.
+one. Where the next step's first launch comes before the step's device work is done, the host is ahead: then the window
+is from the end of the device work of the step before to the end of its own, if that is longer. The device is active
+where any kernel, copy or memset runs in the window, whichever step launched it. Communication is exposed where no
+other work runs beside its kernels; a rank waits from the start of its kernel to that of the last rank's, where all
+launch as many. The host limits a step where the device idles for more than 30 % of it; or for more than 10 %, and the
+threads that launch wait for it for less time than it idles. Nobody knows what limits a step in which launched work
+does not start, where most of that time lies before the first recorded device event. Where the device idles, the cause
+is what the thread that launches the next kernel does until it has launched it; what is left is a launched kernel that
+does not start.
 
     python -m benchmarks.claims.accuracy.headlines
 """
@@ -129,8 +131,23 @@ class Trace:
         every = self.host + self.device
         return min(e["ts"] for e in every), max(e["ts"] + e["dur"] for e in every)
 
-    def headline(self, step: str | None) -> dict[str, Any]:
+    def paced(self, step: str | None) -> tuple[float, float]:
+        """The window, or that of the device where it falls behind the host."""
         start, end = self.window(step)
+        last = step is None or not any(begin >= end for begin, _ in self.steps.values())
+        launches = [(self.launch.get(e["args"].get("correlation"), {"ts": 0.0})["ts"], e) for e in self.device]
+        first = min((ts for ts, _ in launches if start <= ts < end), default=start)
+        following = end + first - start if last else min((ts for ts, _ in launches if ts >= end), default=end)
+        own = [e for ts, e in launches if start <= ts < end]
+        done = max((e["ts"] + e["dur"] for e in own), default=end)
+        if step is None or done <= following:
+            return start, end
+        before = [e["ts"] + e["dur"] for ts, e in launches if ts < start and e["ts"] < done]
+        begins = max([min(e["ts"] for e in own), *before])
+        return (begins, done) if done - begins > end - start else (start, end)
+
+    def headline(self, step: str | None) -> dict[str, Any]:
+        start, end = self.paced(step)
         spans = [(e["ts"], e["ts"] + e["dur"], bool(COMMUNICATES.search(e["name"]))) for e in self.device]
         busy = union(clipped([(a, b) for a, b, _ in spans], start, end))
         compute = union(clipped([(a, b) for a, b, talks in spans if not talks], start, end))

@@ -24,23 +24,6 @@ from foretrace.graph.tables import (
 from foretrace.simulation.task_graph import SYNC, T1, T4, merged
 
 
-def step_window(graph: Graph, step: str | None) -> tuple[float, float]:
-    """When a step begins and ends: at its marks; where none is marked, at the first event and the last.
-
-    >>> from foretrace.graph import Op, OpTable
-    >>> step_window(Graph(OpTable.of([Op("aten::mm", start_us=2.0, end_us=8.0)])), None)
-    (2.0, 8.0)
-    """
-    marked = [span for span in graph.steps if span.name == step]
-    if marked and graph.has_times:
-        return marked[0].start, marked[0].end
-    every = (graph.ops, graph.calls, graph.kernels, graph.activities)
-    tables = [table for table in every if np.isfinite(table.start).any()]
-    if not tables:
-        return 0.0, 0.0
-    return min(float(np.nanmin(t.start)) for t in tables), max(float(np.nanmax(t.end)) for t in tables)
-
-
 def idle_rows(
     graph: Graph, kernels: KernelTable, segments: Segments, start: float, end: float, ops: OpTable
 ) -> list[IdleRow]:

@@ -23,7 +23,7 @@ from foretrace.analysis.collectives import CollectiveTimes, add_collectives, col
 from foretrace.analysis.critical_path import summarize_path
 from foretrace.analysis.dependencies import measured_tasks
 from foretrace.analysis.host_time import Segments, busy_ms, host_overheads, host_segments
-from foretrace.analysis.idle import host_limits, idle_rows, lost_ms, mean_idle, step_window
+from foretrace.analysis.idle import host_limits, idle_rows, lost_ms, mean_idle
 from foretrace.analysis.report import (
     CollectiveRow,
     QueueDepth,
@@ -35,6 +35,7 @@ from foretrace.analysis.report import (
     idle_by_cause,
     unrecorded_ms,
 )
+from foretrace.analysis.step_time import step_window
 from foretrace.graph import Graph, Job
 from foretrace.graph.graph import (
     LATE_CLOCK,
@@ -131,7 +132,7 @@ def _rank_reports(
 ) -> list[RankReport]:
     waits, reports = wait_ms(graphs, collectives), []
     for position, (graph, whole, cut) in enumerate(zip(graphs, job.graphs, segments)):
-        window = start, end = step_window(whole, step)
+        start, end, mark_ms = step_window(whole, step)
         kernels = kernels_in(whole, start, end)
         active, step_ms = total(kernels.start, kernels.end) / 1e3, (end - start) / 1e3
         idle = idle_rows(whole, kernels, cut, start, end, graph.ops)
@@ -140,6 +141,7 @@ def _rank_reports(
             RankReport(
                 rank=graph.rank,
                 step_ms=step_ms,
+                mark_ms=mark_ms,
                 device_span_ms=sum(active_and_idle(graph)) / 1e3,
                 device_active_ms=active,
                 device_idle_ms=step_ms - active if on_device else 0.0,
@@ -149,7 +151,7 @@ def _rank_reports(
                 host_ms=host_ms,
                 wait_ms=waits[graph.rank],
                 communication=communication(
-                    graph, position, collectives, kernels, window, waits[graph.rank] is not None
+                    graph, position, collectives, kernels, (start, end), waits[graph.rank] is not None
                 ),
                 overheads=host_overheads([cut]),
                 queue_depth=queue_depth(graph),
@@ -202,7 +204,8 @@ def _launched_before_ms(whole: Graph, kernels: KernelTable) -> float:
 def _add_rank_means(report: StepReport, segments: list[Segments]) -> None:
     """What is a mean, a maximum or a sum over the ranks; what is said of devices, over those that have one."""
     ranks, have = report.ranks, report.device_ranks
-    report.step_ms = max(rank.step_ms for rank in ranks)
+    longest = max(ranks, key=lambda rank: rank.step_ms)
+    report.step_ms, report.mark_ms = longest.step_ms, longest.mark_ms
     if report.unprofiled and report.unprofiled.synced_ms and report.step_ms:
         report.profiling_overhead = report.step_ms / report.unprofiled.synced_ms
     report.device_active_ms = float(np.mean([rank.device_active_ms for rank in have]))
@@ -292,7 +295,7 @@ def _trace_notes(whole: list[Graph], cuts: list[Graph], step: str | None) -> lis
 
 def _device_shares(graph: Graph, step: str | None) -> str:
     """For how much of a step each of a graph's devices is active, the most active first."""
-    start, end = step_window(graph, step)
+    start, end, _ = step_window(graph, step)
     kernels = kernels_in(graph, start, end)
     device, every = kernels.stream >> STREAM_BITS, distinct(graph.kernels.stream >> STREAM_BITS)
     active = (total(kernels.start[device == one], kernels.end[device == one]) for one in every)

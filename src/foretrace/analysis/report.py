@@ -175,6 +175,8 @@ class RankReport:
 
     rank: int
     step_ms: float = 0.0
+    mark_ms: float | None = None
+    """How long the mark of its step is, where the step is from one end of the device's work to the next."""
     start_ms: float = 0.0
     """After the first rank's start."""
     stands_for: int = 1
@@ -256,6 +258,9 @@ class StepReport(NotebookDocument):
     step_ms: float = 0.0
     """Measured: of the slowest rank. Predicted: with a device sync at its end, from the first rank's start to the
     last rank's end."""
+    mark_ms: float | None = None
+    """How long the step's mark on the host is, where the host runs ahead: the step is then from the end of the device's
+    work of the step before to the end of its own. None where it is as long as its mark."""
     step_ms_back_to_back: float | None = None
     """From the end of one step to the end of the next, where the host may run ahead."""
     span_ms: float | None = None

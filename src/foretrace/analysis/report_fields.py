@@ -7,10 +7,10 @@ from typing import Any
 from foretrace.analysis.report import StepReport, idle_by_cause
 
 PREDICTED = (
-    "source", "platform", "fabric", "stack", "world", "step_ms", "step_ms_back_to_back", "span_ms", "profiling_ms",
-    "iterations", "samples", "low_ms", "high_ms", "device_active_ms", "device_idle_ms", "device_span_ms", "idle_causes",
-    "kernel_ms", "kernels", "exposed_communication_ms", "hidden_communication_ms", "peak_memory_bytes",
-    "memory_bytes", "fits", "tflops", "reserved_memory_bytes", "memory_by_kind", "memory_verdict",
+    "source", "platform", "fabric", "stack", "world", "step_ms", "mark_ms", "step_ms_back_to_back", "span_ms",
+    "profiling_ms", "iterations", "samples", "low_ms", "high_ms", "device_active_ms", "device_idle_ms",
+    "device_span_ms", "idle_causes", "kernel_ms", "kernels", "exposed_communication_ms", "hidden_communication_ms",
+    "peak_memory_bytes", "memory_bytes", "fits", "tflops", "reserved_memory_bytes", "memory_by_kind", "memory_verdict",
     "memory_margin_bytes", "to_fit", "carried", "bound", "tflops_per_second", "mfu", "gigabytes", "gbps", "power_w",
     "sustained_ms", "energy_j", "energy_low_j", "energy_high_j", "price_of_1000", "coverage", "critical_path",
     "critical_path_ranks", "waits_for", "stragglers", "straggler_gain_ms", "look_at", "overheads", "by_op",
@@ -25,7 +25,8 @@ MEASURED = (
 )  # fmt: skip
 """The same of a measured step's."""
 PER_RANK = (
-    "step_ms", "device_active_ms", "device_idle_ms", "kernel_ms", "wait_ms", "peak_memory_bytes", "launched_before_ms",
+    "step_ms", "mark_ms", "device_active_ms", "device_idle_ms", "kernel_ms", "wait_ms", "peak_memory_bytes",
+    "launched_before_ms",
 )  # fmt: skip
 """Fields of a measured step's JSON that have a value for each rank."""
 

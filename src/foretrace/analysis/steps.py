@@ -12,6 +12,7 @@ from foretrace.analysis.host_time import busy_ms, host_segments
 from foretrace.analysis.idle import host_limits, idle_rows, lost_ms
 from foretrace.analysis.iterations import with_iterations
 from foretrace.analysis.report import NotebookDocument, bound_by, idle_by_cause, plain, unrecorded_ms
+from foretrace.analysis.step_time import step_window
 from foretrace.errors import ForetraceError
 from foretrace.graph import Graph, Job
 from foretrace.graph.graph import LATE_CLOCK, MISSING_KERNELS, cautions, cut_to_step
@@ -113,35 +114,35 @@ def _named_parts(more: dict[str, float], longer_ms: float) -> dict[str, float]:
 
 def _row(job: Job, name: str) -> tuple[StepRow, dict[str, float]]:
     """A step on the rank that takes longest for it, and what it is made of, in milliseconds."""
-    spans = {graph.rank: next(span for span in graph.steps if span.name == name) for graph in job.graphs}
-    graph = max(job.graphs, key=lambda graph: spans[graph.rank].ms)
-    span = spans[graph.rank]
+    windows = {graph.rank: step_window(graph, name) for graph in job.graphs}
+    graph = max(job.graphs, key=lambda graph: windows[graph.rank].ms)
+    start, end, _ = window = windows[graph.rank]
     cut, _ = cut_to_step(graph, name)
-    kernels = kernels_in(graph, span.start, span.end)
+    kernels = kernels_in(graph, start, end)
     active = total(kernels.start, kernels.end) / 1e3
     segments = host_segments(cut)
-    idle = idle_rows(graph, kernels, segments, span.start, span.end, cut.ops)
+    idle = idle_rows(graph, kernels, segments, start, end, cut.ops)
     if not len(kernels) and not len(cut.kernels):
         kinds = [segments.label(row, "") for row in range(len(segments))]
         parts: dict[str, float] = {}
         for (kind, _), us in zip(kinds, segments.duration.tolist()):
             parts[kind] = parts.get(kind, 0.0) + us / 1e3
         unknown = None if (cut.calls.kind == LAUNCH).any() else 0.0
-        return StepRow(name, span.ms, graph.rank, unknown, unknown, 0, None), parts
-    host_ms = busy_ms(segments, graph.kernels)
-    bound = bound_by(span.ms, span.ms - active, idle_by_cause(idle), host_ms)
+        return StepRow(name, window.ms, graph.rank, unknown, unknown, 0, None), parts
+    host_ms, idle_ms = busy_ms(segments, graph.kernels), window.ms - active
+    bound = bound_by(window.ms, idle_ms, idle_by_cause(idle), host_ms)
     missing_ms = lost_ms(cut) if any(note.startswith(MISSING_KERNELS) for note in graph.notes) else 0.0
-    if bound == "host" and not host_limits(span.ms, span.ms - active, idle, host_ms, missing_ms):
+    if bound == "host" and not host_limits(window.ms, idle_ms, idle, host_ms, missing_ms):
         bound = None
     late = any(note.startswith(LATE_CLOCK) for note in graph.notes)
-    if bound == "queue" and (late or unrecorded_ms(idle, span.ms - active)):
+    if bound == "queue" and (late or unrecorded_ms(idle, idle_ms)):
         bound = None
     parts = _device_parts(cut)
     parts[ELSEWHERE] = active - sum(parts.values())
     for row in idle:
         label = f"{row.cause}: {row.name}" if row.name else row.cause
         parts[label] = parts.get(label, 0.0) + row.ms
-    return StepRow(name, span.ms, graph.rank, active, span.ms - active, len(cut.kernels), bound), parts
+    return StepRow(name, window.ms, graph.rank, active, idle_ms, len(cut.kernels), bound), parts
 
 
 def _device_parts(graph: Graph) -> dict[str, float]:

@@ -15,8 +15,9 @@ from foretrace.analysis.collective_matching import seen_by_all
 from foretrace.analysis.iterations import with_step
 from foretrace.analysis.measure import forget_unknown_limits
 from foretrace.analysis.report import OWN_MACHINE, StepReport
+from foretrace.analysis.step_time import neighbours, window_of
 from foretrace.errors import ForetraceError
-from foretrace.graph import Graph, Job
+from foretrace.graph import Graph, Job, Span
 from foretrace.graph.graph import chosen_step, cut_to_step
 from foretrace.platform.device import Device
 from foretrace.platform.platform import Platform
@@ -101,7 +102,7 @@ def predict_on_own_machine(
     done = simulate_job(cut, ranks, fabric, overrides, gpus_per_node)
     report = build_report(job, done, Device.matching(job.graphs[0].device))
     report.platform = OWN_MACHINE
-    _add_period(report, job, done, bool(overrides.ranks or drop_gaps))
+    _add_period(report, job, done, step, bool(overrides.ranks or drop_gaps))
     if not all(graph.unprofiled.synced_ms for graph in job.graphs):
         works = max(rank.device_active_ms - (rank.wait_ms or 0.0) for rank in report.ranks)
         named = sum(row.ms for row in report.idle if row.cause in MEANINGS or row.cause == ALLOCATION)
@@ -121,54 +122,32 @@ def _no_longer(period_ms: float | None, span_ms: float) -> float | None:
     return None if period_ms is None else min(period_ms, span_ms)
 
 
-def _add_period(report: StepReport, job: Job, done: SimulatedJob, changed: bool) -> None:
-    """The step time of a measured job whose trace marks steps: how long a host takes for one, or as long as it takes
-    from step to step where the same is done again and again, whichever is longer.
+def _add_period(report: StepReport, job: Job, done: SimulatedJob, step: str | None, changed: bool) -> None:
+    """The step time of a measured job, as `step_window` finds it at the simulated times.
 
-    From the first rank's start to the last one's end is longer still, by how far hosts run ahead of their devices and
-    by how much later some ranks begin. How far a host was ahead at the end of a single step, that step did not take.
-    In a trace of several steps a host took what its mark says, unless that ends before most of the work is done.
-    A trace that marks no steps is taken as one step from end to end.
+    From the first rank's start to the last one's end is longer, by how far hosts run ahead of their devices and
+    by how much later some ranks begin. A trace that marks no steps is taken as one step from end to end.
     """
-    report.span_ms = report.step_ms
+    report.span_ms = simulated_ms = report.step_ms
     report.step_ms_back_to_back = _no_longer(measured_period_ms(done), report.span_ms)
-    if not all(graph.steps for graph in job.graphs):
+    name = chosen_step(job, step)
+    if name is None:
         return
-    begins = [float(cut.start.min()) for cut in done.segments]
-    hosts = [(float(cut.end.max()) - begin) / 1e3 for cut, begin in zip(done.segments, begins)]
-    unseen = [rank.unseen_ms for rank in done.ranks if isinstance(rank, MeasuredRank) and not changed]
-    simulated_ms = report.step_ms
-    if any(unseen):
-        hosts = [host + more for host, more in zip(hosts, unseen)]
-        report.span_ms = max(simulated_ms, *hosts)
-        report.step_ms_back_to_back = max(report.step_ms_back_to_back or 0.0, *hosts)
-    steady = (report.step_ms_back_to_back or 0.0) - min(_ahead_ms(rank.graph) for rank in done.ranks)
-    several = any(len(graph.steps) > 1 for graph in job.graphs)
-    if several and not changed and any(_most_is_done(rank.graph) for rank in done.ranks):
-        steady = 0.0  # it went from step to step in the trace: that is what its hosts took
-    step_ms = min(max(*hosts, steady), report.span_ms)
-    ratio = step_ms / simulated_ms if simulated_ms else 1.0
-    set_range(report, step_ms, (report.low_ms or 0.0) * ratio, (report.high_ms or 0.0) * ratio)
-    longest = [min(max(host, steady), report.step_ms) for host in hosts]
-    add_idle(report, done, [(begin, begin + host * 1e3) for begin, host in zip(begins, longest)])
-
-
-MOSTLY_DONE = 0.5
-"""Share of a step's device work that is done by its end, unless its mark is only of the launches."""
-
-
-def _most_is_done(graph: Graph) -> bool:
-    """Whether most of the device's work is done by the end of a measured step's mark; else it is only of launches."""
-    kernels, end = graph.kernels, graph.steps[0].end if graph.steps else np.inf
-    done = total(np.minimum(kernels.start, end), np.minimum(kernels.end, end))
-    return not len(kernels) or done > MOSTLY_DONE * total(kernels.start, kernels.end)
-
-
-def _ahead_ms(graph: Graph) -> float:
-    """How long the device of a measured step goes on after its mark, which has most of the device's work."""
-    if not len(graph.kernels) or not graph.steps or not _most_is_done(graph):
-        return 0.0
-    return max(float(graph.kernels.end.max()) - graph.steps[0].end, 0.0) / 1e3
+    windows, unseen = [], False
+    for rank, graph, cut, whole in zip(done.ranks, done.graphs, done.segments, job.graphs):
+        begin, end = float(cut.start.min()), float(cut.end.max())
+        if isinstance(rank, MeasuredRank) and not changed:
+            end += rank.unseen_ms * 1e3
+            unseen |= rank.unseen_ms > 0
+        (mark,) = (span for span in whole.steps if span.name == name)
+        windows.append(window_of(graph, Span(name, begin, end), neighbours(whole, mark)))
+    longest = max(windows, key=lambda window: window.ms)
+    report.mark_ms, report.span_ms = longest.mark_ms, max(simulated_ms, longest.ms)
+    ratio = longest.ms / simulated_ms if simulated_ms else 1.0
+    set_range(report, longest.ms, (report.low_ms or 0.0) * ratio, (report.high_ms or 0.0) * ratio)
+    as_it_ran = unseen or longest.mark_ms is not None  # nothing waits at its end
+    report.step_ms_back_to_back = longest.ms if as_it_ran else _no_longer(report.step_ms_back_to_back, longest.ms)
+    add_idle(report, done, [window[:2] for window in windows])
 
 
 def measured_ranks(job: Job, step: str | None = None, drop_gaps: bool = False) -> tuple[list[MeasuredRank], list[str]]:

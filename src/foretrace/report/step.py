@@ -140,6 +140,7 @@ def _predicted_facts(report: StepReport) -> Iterator[Fact]:
     before = sum(rank.launched_before_ms for rank in report.ranks) / max(len(report.ranks), 1)
     other = f"; {ms(before)} ms of it for what was launched before" if before > OUTSIDE_OPS * report.step_ms else ""
     yield "step", f"{ms(report.step_ms)} ms", f"({likely}) {_predicted_limit(report)}{other}"
+    yield from _mark_fact(report)
     yield from _iteration_facts(report)
     yield from _other_step_facts(report)
     if report.carried:
@@ -177,6 +178,17 @@ def _predicted_facts(report: StepReport) -> Iterator[Fact]:
     yield from _power_facts(report)
     if report.kernels or report.platform != OWN_MACHINE:  # a job of CPUs there is as it was measured
         yield "known", *_coverage(report)
+
+
+def _mark_fact(report: StepReport) -> Iterator[Fact]:
+    """That a step is not as long as its mark on the host.
+
+    >>> list(_mark_fact(StepReport(step_ms=10.0, mark_ms=2.0)))
+    [('mark', '2.00 ms', 'on the host, which runs ahead: the step is from device end to device end')]
+    """
+    if report.mark_ms is not None and abs(report.step_ms - report.mark_ms) > COSTS_NOTHING * report.step_ms:
+        about = "on the host, which runs ahead: the step is from device end to device end"
+        yield "mark", f"{ms(report.mark_ms)} ms", about
 
 
 def _other_step_facts(report: StepReport) -> Iterator[Fact]:
@@ -237,6 +249,7 @@ def _measured_facts(report: StepReport) -> Iterator[Fact]:
     ranks, unprofiled = report.ranks, report.unprofiled
     if report.timed:
         yield "step", ms_range(rank.step_ms for rank in ranks), _measured_limit(report)
+        yield from _mark_fact(report)
     else:
         yield "step", "unknown", "the trace has no times: add the profiler trace of the same step"
     yield from _iteration_facts(report)
@@ -317,11 +330,9 @@ def _predicted_limit(report: StepReport) -> str:
         return f"its {report.unrecorded_launches:,} launches have no kernels in the trace"
     if not report.kernels:
         return "all of it on the host"
-    if len(report.ranks) > 1 and report.span_ms and report.span_ms != report.step_ms:
-        return "a step of the slowest host"
-    if len(report.ranks) > 1:
+    if len(report.ranks) > 1 and report.platform != OWN_MACHINE:
         return "from the first rank's start to the last one's end"
-    return f"{_bound(report, report.step_ms)} of it"
+    return f"{_bound(report, report.device_active_ms + report.device_idle_ms)} of it"
 
 
 def _measured_limit(report: StepReport) -> str:
