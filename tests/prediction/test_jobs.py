@@ -14,10 +14,11 @@ from foretrace.analysis.measure import measure_step
 from foretrace.analysis.report import PairWait, StepReport
 from foretrace.analysis.report_fields import predicted_fields
 from foretrace.api import predict
-from foretrace.cost_models.kernels.roofline import MEASURED
+from foretrace.cost_models.kernels.roofline import MEASURED, MODEL
 from foretrace.formats.load import load_traces
 from foretrace.graph import Collective, ForetraceError, Graph, Job, KernelTable, Op, OpTable, Span, Tensor
 from foretrace.graph.graph import MISSING_DEVICES
+from foretrace.graph.tables import COLLECTIVE
 from foretrace.platform import Platform
 from foretrace.platform.fabric import Curve, Fabric
 from foretrace.prediction.fabric_choice import fabric_of
@@ -86,6 +87,10 @@ def test_transfers_that_the_fabric_prices_are_not_measured(fabric: Fabric) -> No
     forecast = predict_on_own_machine(two_ranks(), fabric)
     assert 0.0 < forecast.coverage["measured"] < 1.0
     assert forecast.coverage["measured"] + forecast.coverage["model"] == pytest.approx(1.0)
+    h200 = replace(Platform.named("h200"), fabric=fabric)
+    for report in (forecast, predict_on_platform(two_ranks(), h200, "measured")):
+        graph, sources = present(report.workings).graphs[0], present(report.workings).sources[0]
+        assert (sources == np.where(graph.kernels.kind == COLLECTIVE, MODEL, MEASURED)).all()
 
 
 def test_communication_of_one_rank_on_its_own_machine_is_part_of_what_was_measured() -> None:

@@ -26,7 +26,7 @@ from foretrace.analysis.dependencies import (
 )
 from foretrace.analysis.dispatched import DispatchedCalls, dispatched_calls
 from foretrace.analysis.host_time import Segments, host_segments
-from foretrace.cost_models.kernels.roofline import MEASURED, MODEL
+from foretrace.cost_models.kernels.roofline import MEASURED
 from foretrace.errors import ForetraceError
 from foretrace.graph import Graph, Span
 from foretrace.graph.graph import cut_to_step
@@ -91,7 +91,7 @@ class RankModel:
 
     @property
     def sources(self) -> Small:
-        """How the time of each kernel is known."""
+        """How the time of each kernel is known, those apart that are matched with other ranks'."""
         raise NotImplementedError
 
     def device_us(self) -> dict[str, float]:
@@ -182,11 +182,8 @@ class MeasuredRank(RankModel):
 
     @property
     def sources(self) -> Small:
-        """Measured, but for transfers that the fabric prices."""
-        sources = np.full(len(self.graph.kernels), MEASURED, np.int8)
-        priced = [one.kernel for one in self.graph.collectives if one.kernel >= 0 and not one.takes_as_measured]
-        sources[priced] = MODEL
-        return sources
+        """All measured."""
+        return np.full(len(self.graph.kernels), MEASURED, np.int8)
 
     def device_us(self) -> dict[str, float]:
         """All measured."""

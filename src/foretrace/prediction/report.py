@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -29,7 +29,7 @@ from foretrace.analysis.report import RankReport, StepReport, Workings, bound_by
 from foretrace.cost_models.kernels.roofline import MEASURED, MODEL
 from foretrace.graph import Graph, Job
 from foretrace.graph.graph import MISSING_KERNELS
-from foretrace.graph.tables import LAUNCH, launched_before, percentiles
+from foretrace.graph.tables import LAUNCH, Small, launched_before, percentiles
 from foretrace.platform.device import Device
 from foretrace.prediction.device_work import SOURCES
 from foretrace.prediction.job import SimulatedJob
@@ -96,10 +96,10 @@ def build_report(job: Job, done: SimulatedJob, device: Device | None) -> StepRep
     samples = _centred(sample_step_ms(done), step_ms, measured=isinstance(done.ranks[0], MeasuredRank))
     low, high = percentiles(samples, PERCENTILES)
     report.low_ms, report.high_ms = min(low, step_ms), max(high, step_ms)
-    sources = [rank.sources for rank in done.ranks]
     add_collectives(report, collectives)
+    sources, ranges = _kernel_sources(done), _kernel_ranges(done)
     report.workings = Workings(
-        tasks, timeline, path, done.graphs, done.segments, device, sources, _kernel_ranges(done), samples, collectives
+        tasks, timeline, path, done.graphs, done.segments, device, sources, ranges, samples, collectives
     )
     return report
 
@@ -158,10 +158,33 @@ def set_range(report: StepReport, step_ms: float, low_ms: float, high_ms: float)
     report.workings = replace(report.workings, samples_ms=moved)
 
 
+def _kernel_sources(done: SimulatedJob) -> list[Small]:
+    """How the time of each kernel is known, rank by rank: transfers are priced by the fabric where their size is."""
+    sources = [rank.sources.copy() for rank in done.ranks]
+    for match, rank, kernel in _matched_kernels(done):
+        sources[rank][kernel] = MEASURED if done.matches[match].us else MODEL
+    return sources
+
+
 def _kernel_ranges(done: SimulatedJob) -> list[tuple[np.ndarray, np.ndarray]]:
     """The 10th and the 90th percentile of each kernel, rank by rank; none where a rank's kernels were measured."""
     priced = [rank.step.work for rank in done.ranks if isinstance(rank, PricedRank)]
-    return [(work.low, work.high) for work in priced] if len(priced) == len(done.ranks) else []
+    if len(priced) < len(done.ranks):
+        return []
+    ranges = [(work.low.copy(), work.high.copy()) for work in priced]
+    for match, rank, kernel in _matched_kernels(done):
+        for ends, of_transfers in zip(ranges[rank], (done.transfers.low, done.transfers.high)):
+            ends[kernel] = of_transfers[match]
+    return ranges
+
+
+def _matched_kernels(done: SimulatedJob) -> Iterator[tuple[int, int, int]]:
+    """Each match with the ranks that have a kernel of it, and its row there."""
+    for number, match in enumerate(done.matches):
+        for call in match.calls:
+            kernel = done.ranks[call.graph].graph.collectives[call.number].kernel
+            if kernel >= 0:
+                yield number, call.graph, kernel
 
 
 def sample_step_ms(done: SimulatedJob) -> np.ndarray:
