@@ -79,11 +79,15 @@ def test_a_trace_of_a_gpu_whose_host_was_not_measured_keeps_its_own_host_there()
 
 def trained(loading_us: float = 20_000.0) -> Graph:
     """A step on tensors that are known, with data loading before its last call."""
+    return on_tensors(shaped(step(loading_us)))
+
+
+def on_tensors(graph: Graph) -> Graph:
+    """The same with the tensors of its products."""
     made = [Tensor((64, 64), "float32", "cuda:0", (64, 1), id=n, storage=n) for n in range(3)]
-    graph = shaped(step(loading_us))
     ops = list(graph.ops)
-    product = next(op for op in ops if op.name == "aten::mm")
-    product.args, product.overload, product.outputs = (made[0], made[1]), "default", (made[2],)
+    for product in (op for op in ops if op.name == "aten::mm"):
+        product.args, product.overload, product.outputs = (made[0], made[1]), "default", (made[2],)
     return replace(graph, ops=replace(OpTable.of(ops), kind=graph.ops.kind))
 
 
@@ -265,6 +269,16 @@ def test_many_short_pauses_that_no_model_explains_are_a_caution_and_within_the_r
     assert f"calls and the pauses between them take {taken} in the trace" in note
     assert present(usual.high_ms) + 28 < present(found.high_ms) < present(usual.high_ms) + 31
     assert found.low_ms == usual.low_ms
+
+
+def test_what_ifs_and_sweeps_have_the_same_caution_and_range() -> None:
+    graph = on_tensors(slow("Tesla T4", pause_us=600.0))
+    (said,) = [note for note in cautions(priced(graph).notes) if "unexplained" in note]
+    found = ft.what_if(graph, dtype="bf16")
+    for side in (found.before, found.after):
+        assert said in side.cautions and present(side.high_ms) > side.step_ms + 28
+    assert said in ft.sweep(graph, sets={"dtype": ["bf16"]}).notes
+    assert not any("unexplained" in note for note in ft.what_if(graph, dtype="bf16", drop_gaps=True).after.notes)
 
 
 @pytest.mark.parametrize("times", [1, 5])

@@ -149,6 +149,10 @@ class HostGap:
     """Whether its name says what it is for."""
 
 
+SHORT_TIMES = "short times"
+"""Cause of a `HostGap` that stands for all measured host time of one call which is no gap by itself."""
+
+
 def moved_gaps(gaps: Sequence[HostGap], position: Sequence[int], count: int) -> tuple[HostGap, ...]:
     """The gaps of an edited step: ``position`` has the new row of each, -1 where that was removed, of ``count`` rows.
 
@@ -160,7 +164,11 @@ def moved_gaps(gaps: Sequence[HostGap], position: Sequence[int], count: int) -> 
     later = [count] * (len(position) + 1)
     for row in range(len(position) - 1, -1, -1):
         later[row] = position[row] if position[row] >= 0 else later[row + 1]
-    return tuple(replace(gap, first=later[gap.first], beyond=max(later[gap.beyond], later[gap.first])) for gap in gaps)
+    return tuple(
+        replace(gap, first=later[gap.first], beyond=max(later[gap.beyond], later[gap.first]))
+        for gap in gaps
+        if gap.cause != SHORT_TIMES or position[gap.first] >= 0
+    )
 
 
 @dataclass(slots=True)
@@ -291,6 +299,8 @@ class Graph:
     `signature` of the call."""
     host_gaps: tuple[HostGap, ...] = ()
     """For a graph to be transformed: measured host time that its calls do not have."""
+    measured_us: float = 0.0
+    """For the same: how long the step took that it was made of."""
     notes: list[str] = field(default_factory=list)
     """Remarks for the reader: what the source lacks, what was assumed or changed."""
 

@@ -18,7 +18,7 @@ from foretrace.analysis.dispatched import DispatchedCalls, dispatched_calls
 from foretrace.analysis.host_time import KINDS, Segments, host_segments
 from foretrace.analysis.report import IdleRow
 from foretrace.graph import Graph, OpTable
-from foretrace.graph.graph import HostGap
+from foretrace.graph.graph import SHORT_TIMES, HostGap
 from foretrace.graph.tables import Floats, Longs, distinct
 from foretrace.simulation.task_graph import SYNC, T1, T4, merged, total
 
@@ -97,7 +97,11 @@ def with_host_gaps(graph: Graph) -> Graph:
     step = dispatched_calls(graph)
     rows = [*step.rows.tolist(), len(graph.ops)]
     found = [replace(gap, first=rows[gap.first], beyond=rows[gap.beyond]) for gap in _host_gaps(graph, step.calls.ops)]
-    return replace(graph, host_gaps=tuple(found))
+    taken, step_us = _times_of_calls(graph, step)
+    if taken.sum() > UNEXPLAINED_SHARE * step_us:
+        spent = np.flatnonzero(taken).tolist()
+        found += [HostGap(rows[at], rows[at] + 1, SHORT_TIMES, "", float(taken[at]), False) for at in spent]
+    return replace(graph, host_gaps=tuple(found), measured_us=step_us)
 
 
 def _host_gaps(graph: Graph, ops: OpTable) -> Iterator[HostGap]:
@@ -167,12 +171,12 @@ def measured_gaps(
         Whether only what has a name that says what it is for is carried over: where the model is of the host that the
         step was measured on, it knows the rest.
     """
-    gaps, found = Gaps.none(len(step.rows)), list(graph.host_gaps)
+    gaps, found = Gaps.none(len(step.rows)), [gap for gap in graph.host_gaps if gap.cause != SHORT_TIMES]
     if found:  # by the rows of the graph
         rows = np.searchsorted(step.rows, [(gap.first, gap.beyond) for gap in found]).tolist()
         found = [replace(gap, first=first, beyond=beyond) for gap, (first, beyond) in zip(found, rows)]
     known, modelled = np.append(before, 0.0), np.append(0.0, np.cumsum(before + inside))
-    for gap in found or _host_gaps(graph, step.calls.ops):
+    for gap in found if graph.host_gaps else _host_gaps(graph, step.calls.ops):
         has = float(modelled[gap.beyond] - modelled[gap.first] if gap.beyond > gap.first else 0.0)
         if not gap.meant:
             works = gap.cause == CPU_WORK
@@ -195,16 +199,38 @@ class Unexplained(NamedTuple):
 
 
 def unexplained_time(
-    graph: Graph, ops: OpTable, modelled: Floats, gaps: Gaps, ratio: float = 1.0
+    graph: Graph, step: DispatchedCalls, modelled: Floats, gaps: Gaps, ratio: float = 1.0
 ) -> Unexplained | None:
     """Measured host time that would be left out unexplained; None where it is little of the step.
 
     ``modelled`` is what the host's model has for each of the dispatcher calls outside of launches, ``gaps`` what is
     carried over; the host that is predicted takes ``ratio`` times as long.
     """
-    if not len(graph.kernels) or not len(ops) or not np.isfinite(ops.start).all():
+    taken, step_us = _times_of_calls(graph, step)
+    rest = np.maximum(taken - gaps.before, 0.0)
+    beyond = max(
+        float(np.maximum(rest - TIMES_THE_MODEL * modelled, 0.0).sum()),
+        float(rest.sum() - STEP_TIMES_THE_MODEL * modelled.sum()),
+    )
+    if beyond <= UNEXPLAINED_SHARE * step_us:
         return None
-    cut, taken = host_segments(graph), np.zeros(len(ops))
+    more_ms = float(np.maximum(rest - modelled, 0.0).sum()) / 1e3
+    return Unexplained(float(taken.sum()) / 1e3, more_ms, more_ms * ratio)
+
+
+def _times_of_calls(graph: Graph, step: DispatchedCalls) -> tuple[Floats, float]:
+    """Measured host time of each dispatcher call and the pause before it, but for launches, waits and what has a name
+    that says what it is for; and how long the step took. Of an edited step, as `with_host_gaps` had it.
+    """
+    ops, taken = step.calls.ops, np.zeros(len(step.rows))
+    if graph.measured_us:
+        short = [gap for gap in graph.host_gaps if gap.cause == SHORT_TIMES]
+        rows = np.searchsorted(step.rows, [gap.first for gap in short])
+        np.add.at(taken, np.minimum(rows, len(taken) - 1), [gap.us for gap in short])
+        return taken, graph.measured_us
+    if not len(graph.kernels) or not len(ops) or not np.isfinite(ops.start).all():
+        return taken, np.inf
+    cut = host_segments(graph)
     named = np.array([kind in CARRIED_KINDS for kind, _ in cut.causes.items] + [False])[cut.cause]
     cut = cut.rows(~named & (cut.kind != SYNC) & (cut.kind != T4))
     for thread in distinct(ops.thread).tolist():
@@ -213,17 +239,8 @@ def unexplained_time(
         at = np.where(own.kind == T1, np.searchsorted(starts, own.end), np.searchsorted(starts, own.start, "right") - 1)
         of_call = (at >= 0) & (at < len(calls))
         taken += np.bincount(calls[at[of_call]], own.duration[of_call], len(ops))
-    taken = taken / graph.profiling_overhead
-    rest = np.maximum(taken - gaps.before, 0.0)
-    beyond = max(
-        float(np.maximum(rest - TIMES_THE_MODEL * modelled, 0.0).sum()),
-        float(rest.sum() - STEP_TIMES_THE_MODEL * modelled.sum()),
-    )
-    step_us = float(ops.end.max() - ops.start.min()) / graph.profiling_overhead
-    if beyond <= UNEXPLAINED_SHARE * step_us:
-        return None
-    more_ms = float(np.maximum(rest - modelled, 0.0).sum()) / 1e3
-    return Unexplained(float(taken.sum()) / 1e3, more_ms, more_ms * ratio)
+    step_us = float(ops.end.max() - ops.start.min())
+    return taken / graph.profiling_overhead, step_us / graph.profiling_overhead
 
 
 def carried_rows(each: Sequence[Gaps | None]) -> list[IdleRow]:

@@ -142,7 +142,7 @@ def price_step(
         host = of_large_step(host, eager & (calls.ops.phase != PHASES.index("optimizer")), platform.step_share)
     durations = _durations(host, _timed_whole(work, platform))
     gaps, unexplained = None, None
-    measured = len(graph.kernels) > 0 or bool(graph.host_gaps)
+    measured = len(graph.kernels) > 0 or graph.measured_us > 0
     if measured and not drop_gaps and not platform.device.runs_on_host:
         gaps, unexplained, more = _carried_over(graph, step, platform, durations, work.launches(count), inside)
         notes = [*notes, *more]
@@ -205,7 +205,7 @@ def _carried_over(
     unexplained = None
     if not captured.any():
         modelled = durations[T1] + durations[T2] + durations[T3]
-        unexplained = unexplained_time(graph, step.calls.ops, modelled, gaps, ratio)
+        unexplained = unexplained_time(graph, step, modelled, gaps, ratio)
     if not gaps.total_ms:
         return gaps, unexplained, []
     gaps = gaps.scaled(ratio)
