@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 import gpt
+import resnet
 from foretrace.errors import ForetraceError
 from foretrace.graph import Graph, Job, OpTable
 from foretrace.whatif.advise import advise
@@ -82,6 +83,17 @@ def test_layers_are_split_as_parallelize_splits_them() -> None:
     assert '"mlp.0": ColwiseParallel(), "mlp.2": RowwiseParallel()' in found
     assert 'init_device_mesh("cuda", (4, 2), mesh_dim_names=("dp", "tp"))' in found
     assert 'for block in model.blocks: fully_shard(block, mesh=mesh["dp"])' in found
+
+
+def test_lines_are_of_the_own_optimizer_and_model() -> None:
+    changes = plan("optimizer=fused", "checkpoint=1/2", "fuse=elementwise", "batch=8", ranks=1)
+    with_sgd = sketched(resnet)
+    found = lines(changes, Job([with_sgd]), "train.py")
+    assert any(line.startswith("optimizer = torch.optim.SGD(model.parameters(), fused=True)") for line in found)
+    assert any("for n, block in enumerate(model.stages)" in line for line in found)
+    assert not any("torchtitan" in line for line in found)
+    alone = lines(plan("fuse=elementwise", ranks=1), Job([with_sgd]), "train.py")
+    assert alone == ["model.compile()"]
 
 
 def test_lines_of_code_can_be_compiled() -> None:

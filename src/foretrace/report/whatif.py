@@ -52,9 +52,8 @@ def _plan_facts(advice: Advice) -> Iterator[Fact]:
     span = f" (80 %: {ms(best.low_ms)} – {ms(best.high_ms)})" if best.low_ms is not None else ""
     faster = ""
     if given is not None and given.sample_us and given is not best:
-        faster = (
-            f"; {given.sample_us / best.sample_us:.2f} times as many samples a second as {', '.join(given.changes)}"
-        )
+        more = given.sample_us / best.sample_us
+        faster = f"; {more:.2f} times as many samples a second as {', '.join(given.changes) or 'it is'}"
     yield "best", f"{ms(best.step_ms)} ms", f"a step{span}: {', '.join(best.changes) or 'as it is'}{faster}"
     pruned = f"; {advice.pruned:,} can't fit by their weights and states alone" if advice.pruned else ""
     yield "searched", f"{advice.simulated:,}", f"of {advice.space:,} plans were simulated{pruned}"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from foretrace.errors import ForetraceError
@@ -11,8 +12,9 @@ from foretrace.graph.operators import LINEAR
 from foretrace.transforms.blocks import all_repeated_blocks, block_index
 from foretrace.transforms.parallel.parallelize import parallelize
 from foretrace.transforms.parallel.schedules import ALL_TO_ALL, RING, chunks_of
-from foretrace.transforms.structure.checkpointing import SELECTIVE, SHARE
-from foretrace.whatif.plans import Plan, settings
+from foretrace.transforms.structure.checkpointing import NUMBERS, SELECTIVE, SHARE
+from foretrace.transforms.structure.optimizer import optimizer_class
+from foretrace.whatif.plans import Plan, batches_of, settings
 
 WHY = {
     "data": "{} replicas, each with a batch of its own",
@@ -42,6 +44,8 @@ SCHEDULE_NAMES = {
     "interleaved": "Interleaved1F1B", "gpipe": "GPipe", "zb-h1": "InterleavedZeroBubble", "zbv": "ZBVZeroBubble"
 }  # fmt: skip
 """PyTorch's names of pipeline schedules; its others are 1F1B."""
+NUMBERED = re.compile(r"\.(\d+)(?=\.|$)")
+"""Places in lists of modules, as they stand in names."""
 NODE = 8
 """GPUs of a node, where nothing says how many there are."""
 
@@ -76,14 +80,19 @@ def _lines(plan: Plan, job: Job, script: str, node: int, blocks: int | None) -> 
     if job.world == 1:
         count = blocks or len(all_repeated_blocks(list(job.graphs[0].ops)))
         yield from _calls(given, job, count)
-        yield from (f"# torchtitan: {line}" for line in torchtitan_settings(given, plan.samples, count))
+        if _is_language_model(job.graphs[0].ops):  # torchtitan trains others by code of their own
+            yield from (f"# torchtitan: {line}" for line in torchtitan_settings(given, plan.samples, count))
 
 
 def _calls(given: Mapping[str, str], job: Job, count: int) -> Iterator[str]:
     """Calls of PyTorch, in the order in which they have to be made, for a model of so many blocks."""
     ops = list(job.graphs[0].ops)
     names = all_repeated_blocks(ops)
-    blocks = f"model.{_path(names[0]).rpartition('.')[0]}" if names else "model.blocks"
+    blocks = _blocks(names)
+    if blocks.startswith("(") and len(names) < count:
+        blocks = "blocks"
+        yield f"blocks = ...  # the {count} modules that the model repeats, as {_path(names[0])}"
+    _, rounds = batches_of(job)
     degrees = {name: int(given.get(name, 1)) for name in ("pipeline", "data", "context", "tensor")}
     used = {name: ranks for name, ranks in degrees.items() if ranks > 1}
     if used:
@@ -92,7 +101,8 @@ def _calls(given: Mapping[str, str], job: Job, count: int) -> Iterator[str]:
         dims = "".join(f'"{short[name]}", ' for name in used).rstrip(" " if len(used) == 1 else ", ")
         yield f'mesh = init_device_mesh("cuda", ({sizes}), mesh_dim_names=({dims}))'
     if "batch" in given:
-        yield f"batch_size = {given['batch']}  # of a data parallel rank"
+        whose = "a data parallel rank" if rounds == 1 else f"each of the {rounds} micro-batches of a rank"
+        yield f"batch_size = {given['batch']}  # of {whose}"
     if "pipeline" in used:
         name = f"Schedule{SCHEDULE_NAMES.get(given.get('schedule', ''), '1F1B')}"
         chunks = chunks_of(given.get("schedule", ""), int(given.get("chunks", 1)))
@@ -108,26 +118,57 @@ def _calls(given: Mapping[str, str], job: Job, count: int) -> Iterator[str]:
     if "checkpoint" in given:
         yield _checkpointing(given["checkpoint"], blocks)
     if "fuse" in given:
-        yield f"for block in {blocks}: block.compile()" if names else "model.compile()"
+        by_block = names and (len(used) > ("data" in used) or {"sharded", "checkpoint"} & given.keys())
+        yield f"for block in {blocks}: block.compile()" if by_block else "model.compile()"
     if {"data", "context"} & used.keys():
         yield from _data_parallel(given, used, blocks, bool(names))
     if "autocast" in given:
         yield 'with torch.autocast("cuda", torch.bfloat16): loss = ...  # the forward pass'
-    yield from _optimizer(given)
+    yield from _optimizer(given, job)
     if (parts := int(given.get("microbatches", 1))) > 1 and "pipeline" not in used:
         size = f" of {int(given['batch']) // parts}" if "batch" in given else ""
-        yield f"for part in microbatches: (loss_fn(model, part) / {parts}).backward()  # {parts}{size}, then one step"
+        every = parts * rounds
+        yield f"for part in microbatches: (loss_fn(model, part) / {every}).backward()  # {every}{size}, then one step"
 
 
-def _optimizer(given: Mapping[str, str]) -> Iterator[str]:
+def _is_language_model(ops: Iterable[Op]) -> bool:
+    names = {op.name.removeprefix("aten::") for op in ops if op.phase == "forward"}
+    return "embedding" in names and "convolution" not in names
+
+
+def _blocks(names: Sequence[str]) -> str:
+    """What all blocks of a model are in Python: the list that holds them, or each of them by itself.
+
+    >>> _blocks(["Net.h.0", "Net.h.1"]), _blocks(["Net.f.0", "Net.f.3"])
+    ('model.h', '(model.f[0], model.f[3])')
+    >>> _blocks(["Net.a.0.0", "Net.a.0.1", "Net.a.1.0"])
+    '(*model.a[0], *model.a[1])'
+    """
+    lists: dict[str, list[str]] = {}
+    for name in names:
+        of, _, number = _path(name).rpartition(".")
+        lists.setdefault(NUMBERED.sub(r"[\1]", f"model.{of}"), []).append(number)
+    whole = {of: numbers == [str(n) for n in range(len(numbers))] for of, numbers in lists.items()}
+    if len(lists) == 1 and all(whole.values()):
+        return next(iter(lists))
+    each = (f"*{of}" if whole[of] else ", ".join(f"{of}[{n}]" for n in numbers) for of, numbers in lists.items())
+    return f"({', '.join(each)})" if lists else "model.blocks"
+
+
+def _optimizer(given: Mapping[str, str], job: Job) -> Iterator[str]:
     if "optimizer" not in given and "zero1" not in given:
         return
+    own = optimizer_class(job.graphs[0])
+    if own is None:
+        yield "# the optimizer is none of those that Foretrace knows: see whether it takes fused=True"
+        return
     fused = ", fused=True" if "optimizer" in given else ""
-    zero = f"ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW{fused})"
+    zero = f"ZeroRedundancyOptimizer(model.parameters(), torch.optim.{own}{fused})"
     if {"zero1", "mixed"} <= given.keys():
         yield "# Megatron-LM: --use-distributed-optimizer --bf16 --accumulate-allreduce-grads-in-fp32;"
         yield "# PyTorch's ZeroRedundancyOptimizer has no float32 weights beside half-precision ones:"
-    yield f"optimizer = {zero if 'zero1' in given else f'torch.optim.AdamW(model.parameters(){fused})'}"
+    made = zero if "zero1" in given else f"torch.optim.{own}(model.parameters(){fused})"
+    yield f"optimizer = {made}  # its other options stay"
 
 
 def _tensor_parallel(given: Mapping[str, str], split: Mapping[str, str], blocks: str) -> Iterator[str]:
@@ -172,11 +213,16 @@ def _checkpointing(value: str, blocks: str) -> str:
         return (
             f"# selective checkpointing of {blocks}: keep attention and every second mm, by a context_fn of checkpoint"
         )
+    chosen = f"{{*{blocks}}}"
     if share := SHARE.fullmatch(value):
         some, of = int(share[1]), int(share[2])
         test = f"n % {of} == {of - 1}" if some == 1 else f"n * {some} // {of} < (n + 1) * {some} // {of}"
-        return f"for n, block in enumerate({blocks}): {blocks}[n] = checkpoint_wrapper(block) if {test} else block"
-    return f"for n, block in enumerate({blocks}): {blocks}[n] = checkpoint_wrapper(block)"
+        chosen = f"{{block for n, block in enumerate({blocks}) if {test}}}"
+    elif numbers := NUMBERS.fullmatch(value):
+        chosen = f"{{*[*{blocks}][{numbers[1]}:{int(numbers[2]) + 1}]}}"
+    elif value != "*":
+        return f"# checkpointing of {blocks}: {value}"
+    return f"apply_activation_checkpointing(model, check_fn={chosen}.__contains__)"
 
 
 def _path(module: str) -> str:

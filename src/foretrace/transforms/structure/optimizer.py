@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +30,8 @@ IMPLEMENTATIONS: dict[str, dict[str, bool]] = {
     "fused": {"fused": True},
 }
 """Options by which an optimizer updates weights one by one, with foreach calls, or in one fused call."""
+OF_MOMENTS = ("sqrt", "addcmul", "addcdiv", "lerp", "abs", "pow", "sign")
+"""Parts of the names of calls that only optimizers with moments make: neither weight decay nor clipping does."""
 MARKER = "aten::detach"
 """The call by which a sketched update marks its weights and gradients before it begins."""
 
@@ -136,20 +140,47 @@ def _refused(name: str, why: str) -> ForetraceError:
     )
 
 
+def optimizer_class(graph: Graph) -> str | None:
+    """The class of ``torch.optim`` whose calls a step makes; None where it updates nothing, or by something else."""
+    with suppress(ForetraceError):
+        graph, ops = editable_step(graph)
+        return OPTIMIZERS[_recognized(graph, updated_weights(graph, ops))][0]
+    return None
+
+
 def _recognized(graph: Graph, pairs: Sequence[tuple[Tensor, Tensor]]) -> str:
-    """The optimizer of the step: the one that makes the same calls."""
-    names = {op.name for op in graph.ops if op.phase == "optimizer"}
-    implementation = next((kind for kind in ("fused", "foreach") if any(f"_{kind}_" in name for name in names)), "loop")
+    """The optimizer of the step: the one that makes most of its calls, on as many tensors for each weight."""
+    calls, read = _calls_and_tensors(graph, len(pairs))
+    implementation = next((kind for kind in ("fused", "foreach") if any(f"_{kind}_" in name for name in calls)), "loop")
+    found: list[tuple[int, float, str]] = []
     for kind in OPTIMIZERS:
         try:
             sketched = _sketched(pairs[:2], kind, implementation)
         except (ForetraceError, RuntimeError, ValueError):
             continue  # it does not take such gradients, or has no such implementation
-        if {op.name for op in sketched.ops if op.phase == "optimizer"} <= names | {"aten::lift_fresh"}:
-            return kind
-    raise ForetraceError(
-        f"the optimizer of {graph.title} is not recognized", f"Name the new one: {', '.join(OPTIMIZERS)}."
-    )
+        made, reads = _calls_and_tensors(sketched, len(pairs[:2]))
+        if made.keys() <= calls.keys() | {"aten::lift_fresh"} and _keeps_same_state(made, calls):
+            found.append((len(calls.keys() - made.keys()), sum(abs(reads[name] - read[name]) for name in made), kind))
+    if not found:
+        raise ForetraceError(
+            f"the optimizer of {graph.title} is not recognized", f"Name the new one: {', '.join(OPTIMIZERS)}."
+        )
+    return min(found)[-1]
+
+
+def _calls_and_tensors(graph: Graph, weights: int) -> tuple[Counter[str], dict[str, float]]:
+    """The optimizer's calls by name, and how many tensors those read for each weight."""
+    ops = [op for op in graph.ops if op.phase == "optimizer"]
+    read = defaultdict[str, float](float)
+    for op in ops:
+        read[op.name] += len(op.tensors) / weights
+    return Counter(op.name for op in ops), read
+
+
+def _keeps_same_state(made: Counter[str], calls: Counter[str]) -> bool:
+    """Whether calls update moments of gradients as others do: by the same ones, equally often for each weight."""
+    moments = [name for name in calls if any(part in name for part in OF_MOMENTS)]
+    return all(made[name] for name in moments) and len({calls[name] / made[name] for name in moments}) <= 1
 
 
 def _sketched(pairs: Sequence[tuple[Tensor, Tensor]], kind: str, implementation: str | None) -> Graph:
