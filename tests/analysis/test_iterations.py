@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from foretrace.analysis.iterations import find_iterations
+from foretrace.analysis.iterations import find_iterations, repeated_launches
 from foretrace.analysis.measure import measure_step
 from foretrace.analysis.steps import list_steps
 from foretrace.formats.kineto import read_kineto
 from foretrace.graph import ForetraceError, Graph, Job
 from foretrace.prediction.predict import predict_on_own_machine
 from foretrace.report.step import step_facts
+from tests.analysis.builders import Call, launch, rank
 from tests.narrowing import present
 from tests.traces import Trace
 
@@ -76,6 +77,36 @@ def test_what_launches_a_part_of_the_work_or_comes_once_is_none(tmp_path: Path) 
     assert find_iterations(serving(tmp_path, count=1)) is None
     with pytest.raises(ForetraceError, match="marks no steps"):
         list_steps(Job([serving(tmp_path, name="")]))
+
+
+def launching(*names: str) -> Graph:
+    calls = [Call("aten::mm", 10.0 * n, 10.0 * n + 9) for n in range(len(names))]
+    launches = [
+        launch(10.0 * n + 2, 10.0 * n + 4, (10.0 * n + 5, 10.0 * n + 9), name=name) for n, name in enumerate(names)
+    ]
+    return rank(*calls, *launches)
+
+
+STEP = ("embed", *("norm", "gemm") * 6, "head", "adam", "adam")
+
+
+def test_launches_that_come_again_are_steps_or_layers_of_one_and_said_to_be() -> None:
+    row = present(measure_step(launching(*STEP * 5)).iterations)
+    assert (row.name, row.count, row.ms) == ("", 5, pytest.approx(0.16))
+    assert present(repeated_launches(launching("autotune", *STEP * 5, "embed"))).count == 5, "the first may be another"
+    (fact,) = [fact for fact in step_facts(measure_step(launching(*STEP * 5))) if fact[0] == "holds"]
+    assert fact[1:] == (
+        "5",
+        "times the same launches, 0.160 ms apart, steps or layers of one: no step is marked, and all of the trace is "
+        "taken as one",
+    )
+
+
+@pytest.mark.parametrize(
+    "names", [STEP, STEP * 2, (*STEP * 3, *STEP[:9], *STEP * 2), ("gemm",) * 40, (*STEP * 3, *("sort",) * 40)]
+)
+def test_one_step_and_launches_that_differ_are_none(names: tuple[str, ...]) -> None:
+    assert repeated_launches(launching(*names)) is None
 
 
 def test_marked_steps_are_the_steps(tmp_path: Path) -> None:

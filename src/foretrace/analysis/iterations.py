@@ -17,13 +17,19 @@ import numpy as np
 from foretrace.analysis.report import IterationRow
 from foretrace.graph import Graph, Job, Span
 from foretrace.graph.graph import NO_STEP_MARKS
-from foretrace.graph.tables import ANNOTATION, Floats, Longs, median
+from foretrace.graph.tables import ANNOTATION, Floats, Ints, Longs, median
 from foretrace.simulation.task_graph import outermost
 
 HOLDS = 0.8
 """Share of a trace's device work that its iterations launch."""
 NAMED = 60
 """Characters of a name in a note."""
+LEAST_REPEATED, LEAST_LAUNCHES, MOST_CANDIDATES = 3, 4, 100
+"""How often launches come again, how many of them, and how many kernels are tried as the first of them."""
+FEWEST_KERNELS = LEAST_REPEATED * LEAST_LAUNCHES
+"""With fewer launches nothing comes again."""
+ALIKE = 1.1
+"""Launches that come again are so many times as many, at most, and are other ones at most as often."""
 _NUMBER = re.compile(r"\d+")
 _PART = re.compile(r"(?i)layer|block|expert|head|chunk|shard|stage|bucket|micro|## Call Compiled")
 """Parts of an iteration, of which it may have as many as a trace has iterations."""
@@ -91,12 +97,51 @@ def _iterations(graph: Graph, rows: Longs) -> Iterations:
 
 
 def iteration_row(job: Job) -> IterationRow | None:
-    """How many iterations the first rank that shows any has, and how far they lie apart."""
+    """How many iterations the first rank that shows any has, and how far they lie apart; where none does, those of
+    launches that come again and again, which have no name.
+    """
     for found in map(find_iterations, job.graphs):
         if found is not None:
             apart = np.array([span.ms for span in found.spans[:-1]])
             return IterationRow(found.name, len(found.spans), float(median(apart)))
+    return next(filter(None, map(repeated_launches, job.graphs)), None)
+
+
+def repeated_launches(graph: Graph) -> IterationRow | None:
+    """How often the same launches seem to come again in a trace without step marks; None where they do not.
+
+    Between any two launches of one kernel the same kernels are launched, but for the first time, and as many or fewer
+    before and after. These may be steps, or the layers of one: what they are, no mark says.
+    """
+    kernels = graph.kernels
+    if graph.steps or len(kernels) < FEWEST_KERNELS:
+        return None
+    launched = np.append(graph.calls.start, np.nan)[kernels.call]
+    order = np.lexsort((kernels.start, np.where(kernels.call >= 0, launched, kernels.start)))
+    name, start = kernels.name[order], kernels.start[order]
+    counts = np.bincount(name)
+    # Of names with as many launches the first one stands for all.
+    codes = {int(counts[code]): code for code in np.flatnonzero(counts >= LEAST_REPEATED)[::-1].tolist()}
+    for count in sorted(codes, reverse=True)[:MOST_CANDIDATES]:
+        at = np.flatnonzero(name == codes[count])
+        length = float(median(np.diff(at)))
+        if max(at[0], len(name) - at[-1]) <= ALIKE * length and _alike(name, at, length):
+            times = count - 1 + round((at[0] + len(name) - at[-1]) / length)
+            return IterationRow("", times, float(median(np.diff(start[at]))) / 1e3)
     return None
+
+
+def _alike(name: Ints, at: Longs, length: float) -> bool:
+    """Whether the launches between rows are alike: as many, and of the same names; but for the first of them."""
+    lengths = np.diff(at)[1:]
+    if length < LEAST_LAUNCHES or (lengths > ALIKE * length).any() or (ALIKE * lengths < length).any():
+        return False
+    usual = np.bincount(name[at[-2] : at[-1]], minlength=int(name.max()) + 1)
+    for begin, end in pairwise(at[1:].tolist()):
+        other = np.bincount(name[begin:end], minlength=len(usual))
+        if np.minimum(usual, other).sum() * ALIKE < max(usual.sum(), other.sum()):
+            return False
+    return True
 
 
 def with_iterations(job: Job) -> Job:

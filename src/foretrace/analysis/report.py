@@ -217,6 +217,7 @@ class IterationRow:
     """What comes again and again in a trace that marks no steps."""
 
     name: str
+    """Of the annotations or functions; empty for launches that no annotation is around."""
     count: int
     ms: float
     """From one to the next, the median."""

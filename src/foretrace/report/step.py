@@ -131,8 +131,10 @@ def _iteration_facts(report: StepReport) -> Iterator[Fact]:
     if report.iterations is not None:
         each, name = report.iterations, printable(report.iterations.name)
         named = name if len(name) <= NAME_SHOWN else f"{name[: NAME_SHOWN - 1]}…"
-        about = f"of {named}, {ms(each.ms)} ms apart: none is marked as a step, and all of the trace is taken as one"
-        yield "holds", f"{each.count:,}", about
+        what = f"of {named}, {ms(each.ms)} ms apart: none is marked as a step"
+        if not name:
+            what = f"times the same launches, {ms(each.ms)} ms apart, steps or layers of one: no step is marked"
+        yield "holds", f"{each.count:,}", f"{what}, and all of the trace is taken as one"
 
 
 def _predicted_facts(report: StepReport) -> Iterator[Fact]:
