@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -149,26 +149,29 @@ class HostGap:
     """Whether its name says what it is for."""
 
 
-SHORT_TIMES = "short times"
-"""Cause of a `HostGap` that stands for all measured host time of one call which is no gap by itself."""
+class HostTimes(TypedDict):
+    """What a graph to be transformed holds of measured host time, by the rows of its ops."""
+
+    host_gaps: tuple[HostGap, ...]
+    call_times: Mapping[int, float]
 
 
-def moved_gaps(gaps: Sequence[HostGap], position: Sequence[int], count: int) -> tuple[HostGap, ...]:
-    """The gaps of an edited step: ``position`` has the new row of each, -1 where that was removed, of ``count`` rows.
+def moved_host_times(graph: Graph, position: Sequence[int], count: int) -> HostTimes:
+    """The host times of an edited step: ``position`` has the new row of each, -1 where that was removed, of ``count``
+    rows. A gap before a call that was removed is before the next one; time in it is gone.
 
-    >>> moved_gaps([HostGap(1, 2, "data loading", "", 50.0, True)], [0, -1, 1, -1], 2)[0].first
-    1
+    >>> gap = HostGap(1, 2, "data loading", "", 50.0, True)
+    >>> moved = moved_host_times(Graph(OpTable.of([]), host_gaps=(gap,), call_times={1: 9.0}), [0, -1, 1, -1], 2)
+    >>> moved["host_gaps"][0].first, moved["call_times"]
+    (1, {})
     """
-    if not gaps:
-        return ()
+    times = {position[row]: us for row, us in graph.call_times.items() if position[row] >= 0}
     later = [count] * (len(position) + 1)
-    for row in range(len(position) - 1, -1, -1):
+    for row in range(len(position) - 1, -1, -1) if graph.host_gaps else ():
         later[row] = position[row] if position[row] >= 0 else later[row + 1]
-    return tuple(
-        replace(gap, first=later[gap.first], beyond=max(later[gap.beyond], later[gap.first]))
-        for gap in gaps
-        if gap.cause != SHORT_TIMES or position[gap.first] >= 0
-    )
+    moved = [(gap, later[gap.first], later[gap.beyond]) for gap in graph.host_gaps]
+    gaps = (replace(gap, first=first, beyond=max(beyond, first)) for gap, first, beyond in moved)
+    return HostTimes(host_gaps=tuple(gaps), call_times=times)
 
 
 @dataclass(slots=True)
@@ -299,6 +302,8 @@ class Graph:
     `signature` of the call."""
     host_gaps: tuple[HostGap, ...] = ()
     """For a graph to be transformed: measured host time that its calls do not have."""
+    call_times: Mapping[int, float] = field(default_factory=dict)
+    """For the same: measured host microseconds of each op that has a price, and of the pause before it."""
     measured_us: float = 0.0
     """For the same: how long the step took that it was made of."""
     notes: list[str] = field(default_factory=list)

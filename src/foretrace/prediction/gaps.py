@@ -18,7 +18,7 @@ from foretrace.analysis.dispatched import DispatchedCalls, dispatched_calls
 from foretrace.analysis.host_time import KINDS, Segments, host_segments
 from foretrace.analysis.report import IdleRow
 from foretrace.graph import Graph, OpTable
-from foretrace.graph.graph import SHORT_TIMES, HostGap
+from foretrace.graph.graph import HostGap
 from foretrace.graph.tables import Floats, Longs, distinct
 from foretrace.simulation.task_graph import SYNC, T1, T4, merged, total
 
@@ -98,10 +98,8 @@ def with_host_gaps(graph: Graph) -> Graph:
     rows = [*step.rows.tolist(), len(graph.ops)]
     found = [replace(gap, first=rows[gap.first], beyond=rows[gap.beyond]) for gap in _host_gaps(graph, step.calls.ops)]
     taken, step_us = _times_of_calls(graph, step)
-    if taken.sum() > UNEXPLAINED_SHARE * step_us:
-        spent = np.flatnonzero(taken).tolist()
-        found += [HostGap(rows[at], rows[at] + 1, SHORT_TIMES, "", float(taken[at]), False) for at in spent]
-    return replace(graph, host_gaps=tuple(found), measured_us=step_us)
+    spent = {rows[at]: float(taken[at]) for at in np.flatnonzero(taken).tolist()}
+    return replace(graph, host_gaps=tuple(found), call_times=spent, measured_us=step_us)
 
 
 def _host_gaps(graph: Graph, ops: OpTable) -> Iterator[HostGap]:
@@ -171,12 +169,12 @@ def measured_gaps(
         Whether only what has a name that says what it is for is carried over: where the model is of the host that the
         step was measured on, it knows the rest.
     """
-    gaps, found = Gaps.none(len(step.rows)), [gap for gap in graph.host_gaps if gap.cause != SHORT_TIMES]
+    gaps, found = Gaps.none(len(step.rows)), list(graph.host_gaps)
     if found:  # by the rows of the graph
         rows = np.searchsorted(step.rows, [(gap.first, gap.beyond) for gap in found]).tolist()
         found = [replace(gap, first=first, beyond=beyond) for gap, (first, beyond) in zip(found, rows)]
     known, modelled = np.append(before, 0.0), np.append(0.0, np.cumsum(before + inside))
-    for gap in found if graph.host_gaps else _host_gaps(graph, step.calls.ops):
+    for gap in found or _host_gaps(graph, step.calls.ops):
         has = float(modelled[gap.beyond] - modelled[gap.first] if gap.beyond > gap.first else 0.0)
         if not gap.meant:
             works = gap.cause == CPU_WORK
@@ -224,9 +222,8 @@ def _times_of_calls(graph: Graph, step: DispatchedCalls) -> tuple[Floats, float]
     """
     ops, taken = step.calls.ops, np.zeros(len(step.rows))
     if graph.measured_us:
-        short = [gap for gap in graph.host_gaps if gap.cause == SHORT_TIMES]
-        rows = np.searchsorted(step.rows, [gap.first for gap in short])
-        np.add.at(taken, np.minimum(rows, len(taken) - 1), [gap.us for gap in short])
+        rows = np.searchsorted(step.rows, list(graph.call_times))
+        np.add.at(taken, np.minimum(rows, len(taken) - 1), list(graph.call_times.values()))
         return taken, graph.measured_us
     if not len(graph.kernels) or not len(ops) or not np.isfinite(ops.start).all():
         return taken, np.inf

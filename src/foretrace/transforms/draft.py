@@ -14,7 +14,7 @@ import numpy as np
 
 from foretrace.graph import Collective, Constant, ForetraceError, Graph, Op, OpTable, Storage, Tensor
 from foretrace.graph.calls import dispatched, recorded_kernels
-from foretrace.graph.graph import moved_gaps
+from foretrace.graph.graph import moved_host_times
 from foretrace.graph.op import RESIZE, end_in_storage
 from foretrace.graph.tables import CallTable, KernelTable
 from foretrace.transforms.step import EditedCall, UnusedIds, storages_in
@@ -132,7 +132,7 @@ class Draft(UnusedIds):
             groups=graph.groups | {c.group: c.ranks for c in collectives},
             storages=self._untouched | self._lifetimes([call.op for call in calls]),
             indices=[replace(i, op=position[i.op]) for i in graph.indices if i.op in position],
-            host_gaps=moved_gaps(graph.host_gaps, [position.get(row, -1) for row in range(len(graph.ops))], len(calls)),
+            **moved_host_times(graph, [position.get(row, -1) for row in range(len(graph.ops))], len(calls)),
             rank=rank,
             world=world,
             steps=[],
@@ -277,8 +277,8 @@ def with_tensor_ids(graph: Graph) -> Graph:
     if bool((graph.ops.parent >= 0).any()):
         rows = dispatched(graph).tolist()
         place = {row: position for position, row in enumerate(rows)}
-        gaps = moved_gaps(graph.host_gaps, [place.get(row, -1) for row in range(len(graph.ops))], len(rows))
-        flat = replace(graph, ops=OpTable.of([replace(graph.ops[row], parent=-1) for row in rows]), host_gaps=gaps)
+        times = moved_host_times(graph, [place.get(row, -1) for row in range(len(graph.ops))], len(rows))
+        flat = replace(graph, ops=OpTable.of([replace(graph.ops[row], parent=-1) for row in rows]), **times)
     if not any(t.id >= 0 for op in flat.ops for t in op.tensors):
         raise ForetraceError(
             f"{graph.source or 'the graph'} does not identify its tensors",

@@ -15,7 +15,7 @@ import numpy as np
 from foretrace.errors import ForetraceError
 from foretrace.graph.calls import autograd_nodes, dispatched, enclosing_calls, host_collective_calls, with_scalars
 from foretrace.graph.execution_traces import CompletedTrace, lacks_overloads
-from foretrace.graph.graph import Collective, Graph, Timings, moved_gaps
+from foretrace.graph.graph import Collective, Graph, Timings, moved_host_times
 from foretrace.graph.op import COMPILED_REGION, Op, Storage, Tensor, contiguous_strides, end_in_storage, with_tensors
 from foretrace.graph.tables import SYNC, KernelTable, OpTable
 from foretrace.transforms.dataflow import SlotCall, rebuild
@@ -126,7 +126,7 @@ def assemble(graph: Graph, calls: Sequence[EditedCall], position: Sequence[int] 
         collectives=[replace(c, op=position[c.op], kernel=-1) for c in graph.collectives if position[c.op] >= 0],
         indices=[replace(i, op=position[i.op]) for i in graph.indices if position[i.op] >= 0],
         storages=_storages(graph.storages, ops),
-        host_gaps=moved_gaps(graph.host_gaps, position[: len(graph.ops)], len(ops)),
+        **moved_host_times(graph, position[: len(graph.ops)], len(ops)),
         steps=[],
         unprofiled=Timings(),
         profiling_overhead=1.0,
