@@ -78,6 +78,12 @@ def test_predict_shares_a_script_between_ranks(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["world"] == 2
 
 
+@pytest.mark.parametrize(("world", "advice"), [("3", "Set data=3, or give --world 2, 4"), ("2,8,9", "--world 9 is no")])
+def test_ranks_that_do_not_divide_the_world_are_refused(world: str, advice: str) -> None:
+    done = CliRunner().invoke(make_app(["predict"]), ["predict", "no.py", "--parallel", "data=2", "--world", world])
+    assert isinstance(done.exception, ForetraceError) and advice in str(done.exception)
+
+
 @pytest.mark.parametrize("words", ["data=0", "data=2,bucket_mb=nan", "data=99999999999", "overlap"])
 def test_contradicting_parallel_options_are_refused_before_anything_is_read(words: str) -> None:
     done = CliRunner().invoke(make_app(["predict"]), ["predict", "nowhere.py", "--parallel", words])

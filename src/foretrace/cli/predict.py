@@ -172,7 +172,7 @@ def _predicted(what: str, on: str | None, parallel: str | None, sizes: list[int]
     from foretrace import api
 
     with progress_bar() as on_progress:
-        given = what if parallel is None else _parallelized(what, parallel, on)
+        given = what if parallel is None else _parallelized(what, parallel, on, sizes)
         if len(sizes) > 1:
             _refuse_alone(options)
             return api.scaling(given, sizes, on, on_progress=on_progress, **options)
@@ -189,15 +189,16 @@ def _refuse_alone(options: dict[str, Any]) -> None:
             raise ForetraceError(f"{option} is of one prediction, and --world lists several", "Give one of them.")
 
 
-def _parallelized(what: str, parallel: str, on: str | None) -> Job:
-    """The job that the step of one rank becomes."""
+def _parallelized(what: str, parallel: str, on: str | None, sizes: list[int]) -> Job:
+    """The job that the step of one rank becomes; its data parallel ranks shall grow to some sizes."""
     from foretrace.api import read
     from foretrace.platform.registry import DEFAULT_PLATFORM, load_platform
-    from foretrace.transforms.parallel.parallelize import parallelize
-    from foretrace.whatif.changes import parallel_options
+    from foretrace.transforms.parallel.parallelize import ParallelConfig, parallelize
+    from foretrace.whatif.changes import check_worlds, parallel_options
     from foretrace.whatif.grammar import read_parallel
 
     options = parallel_options(read_parallel(parallel))  # refuses contradictions before anything is sketched
+    check_worlds(ParallelConfig(**options), sizes)
     job = read(what, load_platform(on or DEFAULT_PLATFORM).device.kind)
     return parallelize(job, **options)
 

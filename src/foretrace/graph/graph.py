@@ -57,6 +57,7 @@ CAUTIONS = (
     ANOTHER_TIME,
     UNEXPLAINED_TIME,
     "the batch may be another: ",
+    "tensor parallel splits only ",
     "several processes are taken for one rank: ",
     LEFT_OUT_TIME,
     UNKNOWN_GROUPS,

@@ -175,6 +175,22 @@ def parallel_options(changes: Iterable[Change]) -> dict[str, Any]:
     return options
 
 
+def check_worlds(config: ParallelConfig, worlds: Iterable[int]) -> None:
+    """Raise for a number of ranks that is no multiple of those of a job, nor a part of them.
+
+    >>> check_worlds(ParallelConfig(data=2, tensor=2), [2, 4, 64])
+    """
+    each = config.world // config.data
+    for world in worlds:
+        if world % each or (world % config.world and config.world % world):
+            few = ", ".join(str(config.world * times) for times in (1, 2, 4))
+            fitting = f"Set data={world // each}, or give" if world % each == 0 else "Give"
+            raise ForetraceError(
+                f"--world {world} is no multiple of the {config.world} ranks that --parallel makes",
+                f"{fitting} --world {few}, …, which adds data parallel ranks.",
+            )
+
+
 class EditedJob:
     """A job, cut to one step, and what becomes of it.
 

@@ -14,8 +14,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import gpt
+import resnet
 from foretrace.analysis.memory import peak_memory
 from foretrace.graph import ForetraceError, Graph, Op, Tensor
+from foretrace.graph.graph import cautions
 from foretrace.record.sketch.sketch import sketch
 from foretrace.transforms.parallel.parallelize import parallelize
 from foretrace.transforms.parallel.split_rules import concat
@@ -188,6 +190,11 @@ def test_blocks_without_linear_layers_are_refused() -> None:
 
     with pytest.raises(ForetraceError, match=r"no linear layers in the blocks .* Sequential.0"):
         tensor_parallel(sketch(trained(build, "cpu")), 2)
+
+
+def test_a_split_of_few_weights_is_a_caution() -> None:
+    assert [note for note in cautions(tensor_parallel(sketched(resnet), 2).notes) if "splits only" in note]
+    assert not cautions(tensor_parallel(sketched(gpt), 2).notes)
 
 
 def test_an_empty_vector_that_is_concatenated_with_anything_is_not_split() -> None:

@@ -33,6 +33,8 @@ ADDITIONS = ("aten::add", "aten::add_")
 SOFTMAX, STACK = "aten::_log_softmax", "aten::stack"
 PREFETCH_CALLS = 8
 """Calls after the first GEMM of a layer's backward among which its last one is."""
+LEAST_SPLIT = 0.5
+"""Share of the weights' bytes of which less is worth a caution: tensor parallel then saves little."""
 VOCABULARY_UNIT = 128
 """Megatron pads a vocabulary to a multiple of so many for each tensor parallel rank."""
 LOSS_REDUCTIONS = 3
@@ -64,7 +66,7 @@ def split_blocks(
                     f"{plan.blocks[0]}, …",
                     "Tensor parallel splits those. Leave out tensor.",
                 )
-            draft.notes += plan.notes()
+            draft.notes += [*plan.split_share(splitting), *plan.notes()]
             return made
 
 
@@ -134,6 +136,15 @@ class _Plan:
             raise splitting.refused(self.first_conflict, "tensor parallel") from None
         self.whole.add(cause)
         self.wanted.clear()
+
+    def split_share(self, splitting: Splitting) -> list[str]:
+        """A caution where most of the weights' bytes are whole on each rank, as in a model of convolutions."""
+        weights = [self.preexisting[storage] for storage in self.weights if storage in self.preexisting]
+        split = sum(weight.nbytes for weight in weights if splitting.split_dim(weight) is not None)
+        share = split / max(sum(weight.nbytes for weight in weights), 1)
+        if share >= LEAST_SPLIT:
+            return []
+        return [f"tensor parallel splits only {100 * share:.2g} % of the weights: each rank does all else as one alone"]
 
     def notes(self) -> list[str]:
         """What the user should know of a padded vocabulary, and of weights that stay whole."""
