@@ -11,7 +11,7 @@ launch as many. The host limits a step where the device idles for more than 30 %
 threads that launch wait for it for less time than it idles. Nobody knows what limits a step in which launched work
 does not start, where most of that time lies before the first recorded device event. Where the device idles, the cause
 is what the thread that launches the next kernel does until it has launched it; what is left is a launched kernel that
-does not start.
+does not start. Clocks of devices are moved by the least that lets no kernel start before its launch.
 
     python -m benchmarks.claims.accuracy.headlines
 """
@@ -122,8 +122,18 @@ class Trace:
         self.threads = {key: Thread(some) for key, some in by_thread.items()}
         runtime = [e for e in self.host if e["cat"] in RUNTIME]
         self.launch = {e["args"].get("correlation"): e for e in runtime if e.get("args", {}).get("correlation")}
+        self._align()
         launches = Counter((e["pid"], e["tid"]) for e in runtime if LAUNCHES.match(e["name"]))
         self.launching = [key for key, _ in launches.most_common()]
+
+    def _align(self) -> None:
+        """Move the clock of each device by the least that lets none of its work start before its launch."""
+        early: dict[Any, float] = defaultdict(float)
+        for event in self.device:
+            launch = self.launch.get(event["args"].get("correlation"), event)
+            early[event["pid"]] = max(early[event["pid"]], launch["ts"] - event["ts"])
+        for event in self.device:
+            event["ts"] += early[event["pid"]]
 
     def window(self, step: str | None) -> tuple[float, float]:
         if step is not None:

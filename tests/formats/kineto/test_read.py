@@ -480,10 +480,20 @@ def test_launches_whose_kernels_the_profiler_lost_are_noted(tmp_path: Path) -> N
     assert note not in read(trace, tmp_path).notes, "what is captured runs later"
 
 
-def test_kernels_before_their_launches_show_that_clocks_differ(tmp_path: Path) -> None:
-    early = "5 of 5 kernels start before the calls that launched them, by up to 30 us: "
-    (found,) = (note for note in read(launches(5, [1, 2, 3, 4, 5], 10.0, -29.0), tmp_path).notes if "clocks" in note)
-    assert found == early + "the clocks of host and device differ by as much or more"
+def test_kernels_before_their_launches_are_moved_since_clocks_differ(tmp_path: Path) -> None:
+    seen = read(launches(5, [1, 2, 3, 4, 5], 10.0, -29.0), tmp_path)
+    assert (seen.kernels.start - seen.calls.start[seen.kernels.call]).tolist() == [0.0] * 5
+    assert [note for note in seen.notes if "clocks" in note] == [
+        "the clocks of host and device differ: kernels are moved by 30 us, the least with which none starts before the "
+        "call that launched it"
+    ]
+
+
+def test_kernels_far_before_their_launches_stay_where_they_are(tmp_path: Path) -> None:
+    seen = read(launches(5, [1, 2, 3, 4, 5], 10.0, -2999.0), tmp_path)
+    early = "5 of 5 kernels start before the calls that launched them, by up to 3,000 us: "
+    assert early + "the clocks of host and device differ by as much or more" in seen.notes
+    assert (seen.kernels.start - seen.calls.start[seen.kernels.call]).tolist() == [-3000.0] * 5
 
 
 def test_numbers_of_threads_as_text_are_the_same_whichever_way_a_chunk_is_decoded() -> None:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from foretrace.formats.call_tree import STEP_MARK
 from foretrace.formats.kineto.arguments import Arguments, decoded, values
+from foretrace.formats.kineto.clocks import align_clocks
 from foretrace.formats.kineto.columns import NO_ARGUMENTS, CollectiveArgs, Columns, is_device
 from foretrace.formats.kineto.decode import Head
 from foretrace.formats.kineto.events import read_events
@@ -29,15 +30,13 @@ from foretrace.graph import (
     Span,
     tensors_in,
 )
-from foretrace.graph.graph import LATE_CLOCK, MISSING_COLLECTIVES, MISSING_KERNELS, NO_STEP_MARKS, SEVERAL_DEVICES
+from foretrace.graph.graph import MISSING_COLLECTIVES, MISSING_KERNELS, NO_STEP_MARKS, SEVERAL_DEVICES
 from foretrace.graph.op import ITEMSIZE
 from foretrace.graph.operators import collective_kind
 from foretrace.graph.tables import (
     CALL,
     COLLECTIVE,
     SEVERAL,
-    STREAM_BITS,
-    SYNC,
     Floats,
     distinct,
     launches_without_kernels,
@@ -89,7 +88,7 @@ def graph_of_columns(path: Path, columns: Columns, head: Head) -> Graph:
     clock = Clock.of(columns)
     ops = op_table(columns, clock)
     calls = call_table(columns, ops, clock)
-    kernels, events = kernel_table(columns, ops, calls, clock)
+    kernels, events, of_clocks = align_clocks(*kernel_table(columns, ops, calls, clock), calls, ops)
     for table in (ops, calls, kernels):
         _check_durations(path, table)
     rank, world = _rank_and_world(head)
@@ -105,7 +104,7 @@ def graph_of_columns(path: Path, columns: Columns, head: Head) -> Graph:
         allocated=_allocated(columns, clock),
         cuda_runtime=head.cuda_runtime_version if isinstance(head.cuda_runtime_version, int) else 0,
     )  # fmt: skip
-    graph.notes += _notes(graph, columns)
+    graph.notes += _notes(graph, columns, of_clocks)
     return graph
 
 
@@ -254,7 +253,7 @@ OTHER_DEVICE, MAX_DEVICES = 0.01, 8
 """Share of a trace's device work that makes a device one of several, and how many of these are named."""
 
 
-def _notes(graph: Graph, columns: Columns) -> list[str]:
+def _notes(graph: Graph, columns: Columns, of_clocks: list[str]) -> list[str]:
     notes = []
     if columns.device_steps and graph.steps and not _marked(graph):
         notes.append(
@@ -282,7 +281,7 @@ def _notes(graph: Graph, columns: Columns) -> list[str]:
         notes.append(
             f"{SEVERAL_DEVICES}the trace holds work of {len(several)} ({which}), and active is when any of them works"
         )
-    notes += _contradictions(graph)
+    notes += [*_missing_kernels(graph), *of_clocks]
     ambiguous = np.append(shared_ids(graph.calls), False)[graph.kernels.call] & (graph.kernels.op < 0)
     if ambiguous.any():
         duration = graph.kernels.end - graph.kernels.start
@@ -294,10 +293,8 @@ def _notes(graph: Graph, columns: Columns) -> list[str]:
     return notes
 
 
-def _contradictions(graph: Graph) -> list[str]:
-    """Notes on launches without kernels, on kernels that start before their launches, and on those that go on after a
-    wait for them is over.
-    """
+def _missing_kernels(graph: Graph) -> list[str]:
+    """Notes on launches and collectives without kernels."""
     kernels, calls = graph.kernels, graph.calls
     known = kernels.call >= 0
     if not known.any():
@@ -312,19 +309,6 @@ def _contradictions(graph: Graph) -> list[str]:
         )
     elif not captures:
         notes += _missing_collectives(graph)
-    early = calls.start[kernels.call[known]] - kernels.start[known]
-    if (early > 0).mean() > SEVERAL:
-        notes.append(
-            f"{int((early > 0).sum()):,} of {int(known.sum()):,} kernels start before the calls that launched them, by "
-            f"up to {float(early.max()):,.0f} us: the clocks of host and device differ by as much or more"
-        )
-    late = _late_after_waits(graph)
-    contrary = int((late > BARELY_LATE_US).sum())
-    if contrary > HALF * len(late):
-        notes.append(
-            f"{LATE_CLOCK}{contrary:,} of {len(late):,} waits for it are over before the work that they wait for, by "
-            f"{float(np.median(late)):,.0f} us (median): times from launch to start are too long by about as much"
-        )
     return notes
 
 
@@ -342,37 +326,6 @@ def _missing_collectives(graph: Graph) -> list[str]:
         f"{MISSING_COLLECTIVES}{lost:,} of {launches:,} launches of collectives have no kernel in the trace; how long "
         "these take, and who waits in them, is unknown"
     ]
-
-
-BARELY_LATE_US, HALF = 50.0, 0.5
-"""How long after a wait work may end, by clocks that agree; and the share of waits that shows that they do not."""
-
-
-def _late_after_waits(graph: Graph) -> Floats:
-    """For each wait for the one device of a trace, how much later the last kernel ends that was launched before.
-
-    A wait for one stream is compared with what its own op gave the device before, as a copy to the host. One for an
-    event tells nothing: later work may run on.
-    """
-    kernels, calls = graph.kernels, graph.calls
-    launched = np.flatnonzero(kernels.call >= 0)
-    if len(distinct(kernels.stream >> STREAM_BITS)) > 1:
-        return np.zeros(0)
-    launched = launched[np.argsort(calls.start[kernels.call[launched]], kind="stable")]
-    start, end = calls.start[kernels.call[launched]], kernels.end[launched]
-    latest = np.maximum.accumulate(end)
-    whole = calls.names.matching(lambda name: "DeviceSynchronize" in name)[calls.name]
-    streams = calls.names.matching(lambda name: "StreamSynchronize" in name)[calls.name]
-    of_torch = graph.ops.names.matching(lambda name: name.startswith("aten::"))[graph.ops.name]
-    streams &= np.append(of_torch, False)[calls.op]
-    found = []
-    for row in np.flatnonzero((calls.kind == SYNC) & (whole | streams)).tolist():
-        before = int(np.searchsorted(start, calls.start[row]))
-        if whole[row] and before:
-            found.append(latest[before - 1] - calls.end[row])
-        elif before and kernels.op[launched[before - 1]] == calls.op[row]:
-            found.append(end[before - 1] - calls.end[row])
-    return np.array(found)
 
 
 # Collectives: kernels of NCCL and RCCL and gloo's work, with what the ops around them say
