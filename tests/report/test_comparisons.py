@@ -124,7 +124,7 @@ def test_a_scaling_curve_is_a_line_a_size(page):
 
 def points(platforms, **figures):
     changes = [[f"pooling={p}", f"batch={b}"] for p in (20, 100) for b in (1024, 16384)]
-    times: dict[str, Any] = {"step_ms": 1234.5, "next_ms": 1230.1, "device_ms": 1200.2, "sample_us": 120.4}
+    times: dict[str, Any] = {"step_ms": 1234.5, "next_ms": 1230.1, "device_active_ms": 1200.2, "sample_us": 120.4}
     figures |= {"memory_bytes": 10**11, "fits": True}
     return [Point(each, name, **times, **figures) for each in changes for name in platforms]
 

@@ -299,8 +299,8 @@ class StepFigures(NamedTuple):
     step_ms: float
     next_ms: float
     """From the end of one step to the end of the next."""
-    device_ms: float
-    """Sum of kernel times."""
+    device_active_ms: float
+    """Time in which at least one kernel, copy or collective runs; the mean over the ranks, as in `StepReport`."""
     memory_bytes: int | None
     """Allocated on the fullest rank."""
     reserved_bytes: int | None
@@ -366,13 +366,13 @@ def _figures(
     next_ms = back_to_back_ms(ranks, matches, transfers.typical, platform.device)
     next_ms = step_ms if next_ms is None else min(next_ms, step_ms)
     done = [totals(rank.dispatched.calls, rank.step, platform.device) for rank in ranks]
-    active_ms = min(next_ms, _device_active_ms(tasks, timeline))
+    device_active_ms = _device_active_ms(tasks, timeline)
+    active_ms = min(next_ms, device_active_ms)
     drawn = sustained_draw(PowerModel.of(platform.device), done, next_ms, active_ms)
-    device_ms = float(np.mean([rank.step.work.typical.sum() for rank in ranks])) / 1e3
     joules = drawn[0] * drawn[1] / 1e3 * job.world if drawn else None
-    figures = StepFigures(step_ms, next_ms, device_ms, None, None, None, joules, drawn[1] if drawn else None)
+    figures = StepFigures(step_ms, next_ms, device_active_ms, None, None, None, joules, drawn[1] if drawn else None)
     if known is not None:
-        figures = known._replace(step_ms=step_ms, next_ms=next_ms, device_ms=device_ms, energy_j=joules)
+        figures = known._replace(step_ms=step_ms, next_ms=next_ms, device_active_ms=device_active_ms, energy_j=joules)
     elif need := fullest_rank(job_memory([rank.uncut for rank in ranks], ranks, platform.device)):
         fits = None if need.verdict is None else need.verdict != TOO_LARGE
         figures = figures._replace(memory_bytes=need.allocated, reserved_bytes=need.reserved, fits=fits)

@@ -394,7 +394,7 @@ def _points(title: str, points: Sequence[Point], common: Sequence[str], top: int
     settings = [change.rpartition("=")[0] for change in points[0].changes if change not in common]
     priced = any(point.cost is not None for point in points)
     ranks = len({point.ranks for point in points}) > 1 and "world" not in settings
-    figures = ["step\nms", "next\nms", "kernels\nms", "us a\nsample", "\nmemory", "<\nfits"]
+    figures = ["step\nms", "next\nms", "device\nms", "us a\nsample", "\nmemory", "<\nfits"]
     drawn = any(point.sample_j is not None for point in points)
     more = [*(["J a\nsample"] if drawn else []), *(["$ a\nmillion"] if priced else [])]
     figures = [*(["\nranks"] if ranks else []), *figures, *more]
@@ -404,7 +404,7 @@ def _points(title: str, points: Sequence[Point], common: Sequence[str], top: int
             *(change.rpartition("=")[2] for change in point.changes if change not in common),
             point.platform,
             *([f"{point.ranks:,}"] if ranks else []),
-            *(ms(time) for time in (point.step_ms, point.next_ms, point.device_ms, point.sample_us)),
+            *(ms(time) for time in (point.step_ms, point.next_ms, point.device_active_ms, point.sample_us)),
             bytes_(point.memory_bytes),
             {True: "yes", False: "NO", None: UNKNOWN}[point.fits],
             *([figure(point.sample_j)] if drawn else []),

@@ -20,7 +20,7 @@ HEADING = "<!-- foretrace gate -->"
 NAMES = {
     "step_ms": "step, ms",
     "step_ms_back_to_back": "next step, ms",
-    "device_ms": "device time, ms",
+    "device_active_ms": "device active, ms",
     "kernels": "kernels",
     "launches": "launches",
     "syncs": "waits for the device",

@@ -263,7 +263,7 @@ def _too_slow(nearest: Plan, search: Search, target_ms: float) -> list[str]:
     """That no plan reaches the target, and what stands in the way."""
     least = search.bounds.sample_us(tuple(nearest.changes)) * (nearest.samples or 1) / 1e3
     point = search.points.get(tuple(nearest.changes))
-    device = f"{point.device_ms:.4g} ms of it is device work" if point and point.device_ms else ""
+    device = f"{point.device_active_ms:.4g} ms of it is device work" if point and point.device_active_ms else ""
     peak = f"at peak rates its GEMMs and its communication take {least:.4g} ms" if least else ""
     way = "; ".join(filter(None, (device, peak)))
     more = "more GPUs help" if least < target_ms else "only more GPUs, fewer samples or a faster GPU help"

@@ -175,7 +175,12 @@ def _extrapolated(few: Point, more: Point, ahead: float) -> Point:
         first, second = (getattr(point, name) or 0 for point in (few, more))
         return float(max(first + (second - first) * ahead, second))  # more never take less
 
-    known = ("step_ms", "next_ms", "device_ms", *(["sustained_ms"] if few.sustained_ms and more.sustained_ms else []))
+    known = (
+        "step_ms",
+        "next_ms",
+        "device_active_ms",
+        *(["sustained_ms"] if few.sustained_ms and more.sustained_ms else []),
+    )
     times: dict[str, Any] = {"sustained_ms": None, **{name: line(name) for name in known}}
     sizes: dict[str, Any] = {"memory_bytes": round(line("memory_bytes"))} if few.memory_bytes else {}
     if few.memory_bytes and few.reserved_bytes and more.memory_bytes and more.reserved_bytes:

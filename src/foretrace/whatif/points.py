@@ -30,7 +30,8 @@ class Point:
     """What joins them."""
     step_ms: float | None = None
     next_ms: float | None = None
-    device_ms: float | None = None
+    device_active_ms: float | None = None
+    """Time in which at least one kernel, copy or collective runs; the mean over the ranks."""
     memory_bytes: int | None = None
     """Allocated on the fullest device."""
     reserved_bytes: int | None = None

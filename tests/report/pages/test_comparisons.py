@@ -42,7 +42,7 @@ def test_steps_of_other_batches_are_also_compared_by_the_sample():
 
 def point(batch: int, **figures: Any) -> Point:
     known = {"step_ms": 4.0, "memory_bytes": batch << 20, "fits": True, "sample_us": 4e3 / batch}
-    return Point([f"batch={batch}"], "h200", next_ms=4.0, device_ms=2.0, samples=batch, **(known | figures))
+    return Point([f"batch={batch}"], "h200", next_ms=4.0, device_active_ms=2.0, samples=batch, **(known | figures))
 
 
 def swept(*points: Point) -> Sweep:
