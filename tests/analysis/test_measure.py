@@ -10,6 +10,9 @@ from foretrace.analysis.report import CollectiveRow, Unprofiled
 from foretrace.formats.load import load_traces
 from foretrace.graph import Collective, Graph, Job, Op, OpTable, Span, Timings
 from foretrace.graph.tables import ANNOTATION
+from foretrace.platform.fabric import Fabric
+from foretrace.prediction.predict import predict_on_own_machine
+from foretrace.report.step import step_facts
 from tests.analysis.builders import Call, Orphan, all_reduce, job, launch, rank, sync, wait_event
 
 FIELDS = {
@@ -17,7 +20,7 @@ FIELDS = {
     "kernel_ms", "device_span_ms", "wait_ms", "transfer_ms", "collectives", "stragglers", "overlap", "critical_path_ms",
     "critical_path", "critical_path_ranks", "overheads", "ranks", "by_op", "by_family", "by_phase", "by_module",
     "queue_depth", "peak_memory_bytes", "attributed", "launched_before_ms", "notes", "plain", "slowdown", "bound",
-    "idle", "idle_causes", "straggler_gain_ms", "iterations",
+    "idle", "idle_causes", "straggler_gain_ms", "iterations", "limiting",
 }  # fmt: skip
 """Of `foretrace show --json`, as docs/show.md lists them."""
 
@@ -70,6 +73,14 @@ def test_an_observation_is_plain_json() -> None:
     words = json.loads(json.dumps(measure_step(pair()).to_dict(), allow_nan=False))
     assert words["wait_ms"] == {"0": 0.9, "1": 0.0}
     assert set(words) == FIELDS
+
+
+def test_what_limits_a_job_is_what_limits_the_rank_that_waits_least() -> None:
+    seen, there = measure_step(pair()), predict_on_own_machine(pair(), Fabric.named("h100-nvswitch"))
+    for report in (seen, there):
+        assert report.bound == "host" and report.limiting is not None and report.limiting.rank == 1
+        assert "host-bound: device of rank 1 idle" in next(said for name, _, said in step_facts(report))
+    assert seen.ranks[0].bound == "device", "it waits for the other one in its kernel"
 
 
 def test_a_rank_whose_partners_left_no_trace_is_said_to_be_alone() -> None:

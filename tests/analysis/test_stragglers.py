@@ -8,6 +8,7 @@ from foretrace.analysis.stragglers import stragglers
 from foretrace.graph import Graph
 from foretrace.graph.tables import COLLECTIVE
 from tests.analysis.builders import Call, Runtime, all_reduce, job, launch, rank, sync
+from tests.analysis.test_idle import LOADER, doing
 
 STEPS = range(1, 6)
 
@@ -74,6 +75,15 @@ def test_a_rank_that_begins_late_and_is_as_far_behind_at_each_collective_is_not_
 def test_a_rank_that_begins_with_the_others_and_comes_late_is_slow() -> None:
     late = meets_once(0, 100)
     assert found(meets_once(0, 10), meets_once(0, 10), late) == [(2, "slow host: its launches come late")]
+
+
+def test_a_rank_that_loads_data_for_longer_is_not_called_a_slow_host() -> None:
+    def loading(us: float) -> Graph:
+        graph = rank(Call("aten::view", 0, 1), all_reduce(us + 8, us + 9, (us + 10, 2000)))
+        return doing(graph, (LOADER, 1.0, us))
+
+    (late,) = measure_step(job(loading(100), loading(100), loading(1500))).stragglers
+    assert (late.rank, late.why) == (2, "data loading: 1.4 ms more")
 
 
 def test_of_two_ranks_the_one_that_the_other_waits_for_is_named() -> None:

@@ -26,6 +26,7 @@ from foretrace.analysis.host_time import Segments, busy_ms, host_overheads, host
 from foretrace.analysis.idle import host_limits, idle_rows, lost_ms, mean_idle
 from foretrace.analysis.report import (
     CollectiveRow,
+    LimitingRank,
     QueueDepth,
     RankReport,
     StepReport,
@@ -34,6 +35,7 @@ from foretrace.analysis.report import (
     bound_by,
     idle_by_cause,
     unrecorded_ms,
+    waits_least,
 )
 from foretrace.analysis.step_time import step_window
 from foretrace.graph import Graph, Job
@@ -119,11 +121,15 @@ def measure_step(job: Job | Graph, step: str | None = None) -> StepReport:
     if len(graphs) > 1:
         from foretrace.analysis.stragglers import as_measured, gain_without, stragglers  # one rank has none
 
-        report.stragglers = stragglers(graphs, collectives, report.step_ms)
+        report.stragglers = stragglers(graphs, collectives, report.step_ms, segments)
         late = [place for place, graph in enumerate(graphs) if graph.rank in {one.rank for one in report.stragglers}]
         report.straggler_gain_ms = gain_without(late, as_measured(tasks, timeline), timeline) if late else None
     report.notes += _without_partners(graphs, collectives)
     forget_unknown_limits(report)
+    if (place := waits_least(report.ranks)) is not None and report.ranks[place].on_device:
+        least = report.ranks[place]
+        report.bound = least.bound
+        report.limiting = LimitingRank(least.rank, least.device_idle_ms / least.step_ms if least.step_ms else 0.0)
     return report
 
 

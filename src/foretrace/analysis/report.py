@@ -213,6 +213,25 @@ class RankReport:
 
 
 @dataclass(frozen=True, slots=True)
+class LimitingRank:
+    """The rank that waits least for others: what limits it limits them, for to wait in a kernel is no device work."""
+
+    rank: int
+    idle_share: float
+    """Of its step, in which its device idles."""
+
+
+def waits_least(ranks: list[RankReport]) -> int | None:
+    """The place of the rank that waits least for others; None for one alone, and where not all waits are known.
+
+    >>> waits_least([RankReport(0, wait_ms=5.0), RankReport(1, wait_ms=0.5)]), waits_least([RankReport(0)])
+    (1, None)
+    """
+    waits = [rank.wait_ms for rank in ranks if rank.wait_ms is not None]
+    return waits.index(min(waits)) if len(ranks) == len(waits) > 1 and max(waits) > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
 class IterationRow:
     """What comes again and again in a trace that marks no steps."""
 
@@ -289,6 +308,8 @@ class StepReport(NotebookDocument):
     """Of a prediction, measured host time that no model covers and that was carried over; shares are of all of it."""
     bound: str | None = None
     """What limits the step: host, device, or queue: launched work that does not start. None where no device worked."""
+    limiting: LimitingRank | None = None
+    """Of several ranks, the one whose limit that is; None for one, and where it is unknown who waits."""
     kernel_ms: float = 0.0
     """Sum of kernel times."""
     kernels: int = 0

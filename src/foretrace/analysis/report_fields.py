@@ -11,17 +11,17 @@ PREDICTED = (
     "profiling_ms", "iterations", "samples", "low_ms", "high_ms", "device_active_ms", "device_idle_ms",
     "device_span_ms", "idle_causes", "kernel_ms", "kernels", "exposed_communication_ms", "hidden_communication_ms",
     "peak_memory_bytes", "memory_bytes", "fits", "tflops", "reserved_memory_bytes", "memory_by_kind", "memory_verdict",
-    "memory_margin_bytes", "to_fit", "carried", "bound", "tflops_per_second", "mfu", "gigabytes", "gbps", "power_w",
-    "sustained_ms", "energy_j", "energy_low_j", "energy_high_j", "price_of_1000", "coverage", "critical_path",
-    "critical_path_ranks", "waits_for", "stragglers", "straggler_gain_ms", "look_at", "overheads", "by_op",
-    "by_family", "by_phase", "by_module", "cautions", "notes",
+    "memory_margin_bytes", "to_fit", "carried", "bound", "limiting", "tflops_per_second", "mfu", "gigabytes", "gbps",
+    "power_w", "sustained_ms", "energy_j", "energy_low_j", "energy_high_j", "price_of_1000", "coverage",
+    "critical_path", "critical_path_ranks", "waits_for", "stragglers", "straggler_gain_ms", "look_at", "overheads",
+    "by_op", "by_family", "by_phase", "by_module", "cautions", "notes",
 )  # fmt: skip
 """Fields of a predicted step's JSON that are those of the report."""
 MEASURED = (
     "source", "world", "missing", "step", "steps", "iterations", "device_span_ms", "transfer_ms", "collectives",
     "stragglers", "straggler_gain_ms",
     "critical_path_ms", "critical_path", "critical_path_ranks", "overheads", "by_op", "by_family", "by_phase",
-    "by_module", "queue_depth", "attributed", "notes", "bound", "idle", "idle_causes",
+    "by_module", "queue_depth", "attributed", "notes", "bound", "limiting", "idle", "idle_causes",
 )  # fmt: skip
 """The same of a measured step's."""
 PER_RANK = (

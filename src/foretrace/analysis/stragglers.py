@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
+from foretrace.analysis.activities import ALLOCATION, MEANINGS
 from foretrace.analysis.collectives import CollectiveTimes
+from foretrace.analysis.host_time import Segments
 from foretrace.analysis.report import Straggler
 from foretrace.graph import Graph
 from foretrace.graph.tables import COLLECTIVE, Floats, Longs, median
@@ -20,6 +23,8 @@ SHARE_OF_STEP = 0.02
 """A straggler holds the others for at least this part of the step."""
 SAME_WORK = 1.02
 """Up to this many times the kernels of the others is the same work."""
+EXPLAINS = 0.5
+"""Share of the time that a straggler holds others from which on what its host does longer than theirs is the reason."""
 
 LATE_START = "its step begins late"
 STAYS_BEHIND = "its step begins late, and its launches stay behind"
@@ -29,13 +34,17 @@ STALLED = "its device idles although work is queued"
 MORE_WORK = "more work: it runs more kernels"
 SLOWER_KERNELS = "slower kernels"
 UNKNOWN = "later for no reason that the trace shows"
+OF_THE_HOST = (STAYS_BEHIND, LATE_LAUNCHES, LATE_CALLS, UNKNOWN)
+"""Reasons that name nothing that the host does."""
 
 
-def stragglers(graphs: list[Graph], collectives: list[CollectiveTimes], step_ms: float) -> list[Straggler]:
+def stragglers(
+    graphs: list[Graph], collectives: list[CollectiveTimes], step_ms: float, segments: Sequence[Segments] = ()
+) -> list[Straggler]:
     """Ranks that arrive last so often and so late that it matters; the one that holds the others longest comes first.
 
     ``held_ms`` is how long each rank that meets it waited for it, on average; in several collectives at a time, a rank
-    waits once.
+    waits once. The ranks' host time, where it is given, tells what the host of a late one does for longer.
     """
     caused = np.array([_held_up(position, collectives) for position in range(len(graphs))])
     partners = [{position} for position in range(len(graphs))]
@@ -45,10 +54,35 @@ def stragglers(graphs: list[Graph], collectives: list[CollectiveTimes], step_ms:
     held_ms = caused / np.array([max(len(p) - 1, 1) for p in partners]) / 1e3
     others = (caused.sum() - caused) / max(len(graphs) - 1, 1)
     late = np.flatnonzero((caused > TIMES_THE_OTHERS * others) & (held_ms > SHARE_OF_STEP * step_ms))
-    return [
-        Straggler(graphs[position].rank, float(held_ms[position]), _why(position, graphs, collectives))
-        for position in late[np.argsort(-held_ms[late])].tolist()
-    ]
+    rows = []
+    for position in late[np.argsort(-held_ms[late])].tolist():
+        held, why = float(held_ms[position]), _why(position, graphs, collectives)
+        if why in OF_THE_HOST and len(segments) > 1:
+            why = _what_its_host_does(position, segments, held) or why
+        rows.append(Straggler(graphs[position].rank, held, why))
+    return rows
+
+
+def _what_its_host_does(late: int, segments: Sequence[Segments], held_ms: float) -> str:
+    """What the host of a late rank does for so much longer than those of the others that these wait for it."""
+    spent = [_by_cause(cut) for cut in segments]
+    longer = {
+        cause: ms - float(median(np.array([has.get(cause, 0.0) for has in spent[:late] + spent[late + 1 :]])))
+        for cause, ms in spent[late].items()
+    }
+    cause = max(longer, key=lambda one: longer[one], default="")
+    return f"{cause}: {longer[cause]:.1f} ms more" if cause and longer[cause] > EXPLAINS * held_ms else ""
+
+
+def _by_cause(cut: Segments) -> dict[str, float]:
+    """Milliseconds of host time that are for something that has a name of its own, on any thread."""
+    found = {}
+    for meant in (*MEANINGS, ALLOCATION):
+        codes = [code for code, (cause, _) in enumerate(cut.causes.items) if cause == meant]
+        if codes:
+            rows = np.isin(cut.cause, codes)
+            found[meant] = total(cut.start[rows], cut.end[rows]) / 1e3
+    return found
 
 
 def gain_without(late: list[int], tasks: TaskGraph, timeline: Timeline) -> float | None:

@@ -25,7 +25,15 @@ from foretrace.analysis.host_time import host_overheads
 from foretrace.analysis.idle import idle_rows, mean_idle
 from foretrace.analysis.iterations import iteration_row
 from foretrace.analysis.measure import devices_without_record
-from foretrace.analysis.report import RankReport, StepReport, Workings, bound_by, idle_by_cause
+from foretrace.analysis.report import (
+    LimitingRank,
+    RankReport,
+    StepReport,
+    Workings,
+    bound_by,
+    idle_by_cause,
+    waits_least,
+)
 from foretrace.cost_models.kernels.roofline import MEASURED, MODEL
 from foretrace.graph import Graph, Job
 from foretrace.graph.graph import MISSING_KERNELS
@@ -88,7 +96,7 @@ def build_report(job: Job, done: SimulatedJob, device: Device | None) -> StepRep
     if len(graphs) > 1:
         from foretrace.analysis.stragglers import gain_without, stragglers
 
-        report.stragglers = stragglers(graphs, collectives, step_ms)
+        report.stragglers = stragglers(graphs, collectives, step_ms, done.segments)
         late = [place for place, graph in enumerate(graphs) if graph.rank in {one.rank for one in report.stragglers}]
         report.straggler_gain_ms = gain_without(late, tasks, timeline) if late else None
     add_idle(report, done, [(0.0, timeline.span)] * len(graphs))
@@ -216,17 +224,25 @@ def add_idle(report: StepReport, done: SimulatedJob, windows: Sequence[tuple[flo
         earlier = table.rows(launched_before(graph.kernels, table, certain=True))
         rank.launched_before_ms = total(earlier.start, earlier.end) / 1e3
     have = [place for place, graph in enumerate(graphs) if len(graph.kernels)] or range(len(graphs))
-    report.device_active_ms = float(np.mean([total(kernels[at].start, kernels[at].end) for at in have])) / 1e3
-    window_ms = float(np.mean([windows[at][1] - windows[at][0] for at in have])) / 1e3
-    report.device_idle_ms = max(window_ms - report.device_active_ms, 0.0)
-    report.idle = mean_idle(
-        [idle_rows(graphs[at], kernels[at], done.segments[at], *windows[at], graphs[at].ops) for at in have]
-    )
+    active_ms = [total(table.start, table.end) / 1e3 for table in kernels]
+    window_ms = [(end - start) / 1e3 for start, end in windows]
+    idle = {at: idle_rows(graphs[at], kernels[at], done.segments[at], *windows[at], graphs[at].ops) for at in have}
+    report.device_active_ms = float(np.mean([active_ms[at] for at in have]))
+    report.device_idle_ms = max(float(np.mean([window_ms[at] for at in have])) - report.device_active_ms, 0.0)
+    report.idle = mean_idle(list(idle.values()))
     report.idle_causes = idle_by_cause(report.idle)
-    host_ms = float(np.mean([rank.host_ms for rank in report.ranks]))
+    place = waits_least(report.ranks)
+    limiting = [place] if place in idle else list(have)
+    step_ms = float(np.mean([window_ms[at] for at in limiting]))
+    idle_ms = max(step_ms - float(np.mean([active_ms[at] for at in limiting])), 0.0)
+    hosts = [report.ranks[at] for at in limiting] if place in idle else report.ranks
     # A priced kernel that was launched starts when the device is free.
-    causes = report.idle_causes if all(isinstance(rank, MeasuredRank) for rank in done.ranks) else {}
-    report.bound = bound_by(window_ms, report.device_idle_ms, causes, host_ms) if report.kernels else None
+    measured = all(isinstance(rank, MeasuredRank) for rank in done.ranks)
+    causes = idle_by_cause(mean_idle([idle[at] for at in limiting])) if measured else {}
+    host_ms = float(np.mean([rank.host_ms for rank in hosts]))
+    report.bound = bound_by(step_ms, idle_ms, causes, host_ms) if report.kernels else None
+    if place in idle and step_ms:
+        report.limiting = LimitingRank(hosts[0].rank, idle_ms / step_ms)
 
 
 def _rank_reports(

@@ -401,6 +401,8 @@ def _bound(report: StepReport, step_ms: float) -> str:
     idle = report.device_idle_ms
     bound = report.bound or bound_by(step_ms, idle, report.idle_causes)
     idles = f"device idle {percent(idle / step_ms if step_ms else 0.0)}"
+    if report.limiting is not None:
+        idles = f"device of rank {report.limiting.rank} idle {percent(report.limiting.idle_share)}"
     missing = any(note.startswith(MISSING_KERNELS) for note in report.notes)
     if report.bound is None and (bound == "queue" or (bound == "host" and missing)):
         return f"what limits it is unknown: no device work is recorded in {percent(idle / step_ms)}"
