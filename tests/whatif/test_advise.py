@@ -69,6 +69,8 @@ def test_goals_that_make_no_sense_are_refused() -> None:
         advise(sketched(gpt), goal="best")
     with pytest.raises(ForetraceError, match="needs a target"):
         advise(sketched(gpt), goal="fewest")
+    with pytest.raises(ForetraceError, match="sharded and zero1 exclude one another"):
+        advise(Job([sketched(gpt)]), world=4, fixed=["zero1=on", "sharded=on"])
     with pytest.raises(ForetraceError, match="no optimizer"):
         advise(Graph(OpTable.of([])), world=2)
 

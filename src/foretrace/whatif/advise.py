@@ -24,7 +24,7 @@ from foretrace.whatif.grammar import Change, read_changes
 from foretrace.whatif.plan_lines import lines, reasons
 from foretrace.whatif.plan_search import Search
 from foretrace.whatif.plan_simulator import Simulate, Simulator, fewest_blocks
-from foretrace.whatif.plans import Plan, as_changes, divisors, factors_of, settings
+from foretrace.whatif.plans import Plan, as_changes, contradiction, divisors, factors_of, settings
 from foretrace.whatif.points import REPEATED
 from foretrace.whatif.what_if import one_step
 
@@ -283,6 +283,8 @@ def _none(searches: Sequence[Search], world: int, samples: int | None, fixed: Se
             f"{said}, of which weights, gradients and optimizer states are {state:.3g}",
             "More GPUs to share them, a smaller batch or fewer samples help.",
         )
+    if (refused := contradiction(searches[-1].factors, fixed)) is not None:
+        return refused
     errors = [point.error for search in searches for point in search.points.values() if point.error]
     kept = f" with {', '.join(fixed)}" if fixed else ""
     advice = "Set less, or other numbers." if not errors else "Try another number of GPUs."

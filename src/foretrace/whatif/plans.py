@@ -128,15 +128,26 @@ def plans_of(factors: Sequence[Factor], fixed: Sequence[str] = ()) -> list[Choic
     [('data=2',), ('batch=8', 'data=2')]
     """
     found: dict[Choice, None] = {}
-    set_ = settings(fixed)
-    for chosen in product(*(factor.choices for factor in factors)):
-        given = settings(text for choice in chosen for text in choice)
-        if any(given.get(name, "1" if name in DEGREES else value) != value for name, value in set_.items()):
-            continue
-        given |= set_
+    for given in _combinations(factors, fixed):
         if _makes_sense(given):
             found[tuple(f"{name}={given[name]}" for name in sorted(given, key=_order))] = None
     return list(found)
+
+
+def _combinations(factors: Sequence[Factor], fixed: Sequence[str]) -> Iterator[dict[str, str]]:
+    """Settings of every combination of choices that agrees with what is fixed."""
+    set_ = settings(fixed)
+    for chosen in product(*(factor.choices for factor in factors)):
+        given = settings(text for choice in chosen for text in choice)
+        if all(given.get(name, "1" if name in DEGREES else value) == value for name, value in set_.items()):
+            yield given | set_
+
+
+def contradiction(factors: Sequence[Factor], fixed: Sequence[str]) -> ForetraceError | None:
+    """Why no combination of choices makes sense with what is fixed, where the reason is the same for all of them."""
+    refused = {_refusal(_of_job(given)) for given in _combinations(factors, fixed)}
+    reason = refused.pop() if len(refused) == 1 else None
+    return ForetraceError(*reason) if reason else None
 
 
 STEP_ORDER = ("dtype", "autocast", "optimizer", "attention", "batch", "seq", "checkpoint", "fuse")
@@ -157,18 +168,23 @@ def _makes_sense(given: dict[str, str]) -> bool:
         return False
     if given.get("overlap") == "on" and given.get("tensor", "1") == "1":  # of other jobs it is how things are
         return False
-    if not _is_shared(tuple(f"{name}={value}" for name, value in given.items() if name in JOB_CHANGES)):
+    if _refusal(_of_job(given)):
         return False
     return "batch" not in given or int(given["batch"]) % int(given.get("microbatches", 1)) == 0
 
 
+def _of_job(given: dict[str, str]) -> Choice:
+    return tuple(f"{name}={value}" for name, value in given.items() if name in JOB_CHANGES)
+
+
 @cache
-def _is_shared(changes: Choice) -> bool:
-    """Whether a step can be shared so: settings of ranks do not contradict each other."""
-    with suppress(ForetraceError):
+def _refusal(changes: Choice) -> tuple[str, str] | None:
+    """Why a step can't be shared so, and what to do: settings of ranks that contradict each other."""
+    try:
         JobChanges.of(read_changes(changes))
-        return True
-    return False
+    except ForetraceError as error:
+        return error.what, error.advice
+    return None
 
 
 def factors_of(job: Job, world: int, samples: int | None = None) -> list[Factor]:

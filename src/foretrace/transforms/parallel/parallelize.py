@@ -180,11 +180,12 @@ class ParallelConfig:
         uneven = f"{self.replicas} {replicas} parallel ranks can't be divided into groups of {self.experts} for experts"
         others = self.sharded or self.zero1 or max(self.tensor, self.pipeline, self.context, self.microbatches) > 1
         others = others or self.experts > 1
+        both = "sharded and zero1 exclude one another: weights in shards have optimizer states in shards"
         full = self.zero1 and self.mixed  # one data parallel rank has its float32 weights for itself
         only_data = "tables can be combined with data parallel only", "Leave out everything but data."
         return [
             (self.mixed and not self.shards, "mixed needs sharded weights", "Give sharded too, or leave it out."),
-            (self.sharded and self.zero1, "sharded already shards the optimizer's states", "Leave out zero1."),
+            (self.sharded and self.zero1, both, "Leave out zero1, or sharded."),
             (self.shards and self.replicas == 1 and not full, "weights can't be sharded on one rank", ranks),
             (self.replicas % self.experts, uneven, "Give a multiple of experts as data."),
             (self.tables and self.data == 1, "tables can't be distributed on one rank", ranks),
