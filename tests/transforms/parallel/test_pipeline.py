@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
+import gpt
 from benchmarks.claims.accuracy.pipelines import LIMIT, equal_blocks, row, without_cost
 from foretrace.analysis.memory import peak_memory
 from foretrace.graph import ForetraceError, Graph, Job, Op
 from foretrace.transforms.parallel.parallelize import parallelize
 from foretrace.transforms.structure.depth import depth
+from tests.transforms.agreement import sketched
 from tests.transforms.parallel.steps import gpt_step
 
 
@@ -36,6 +39,19 @@ def test_each_send_has_its_recv(job: Job) -> None:
     forward, backward = ("forward to chunk 1", activation), ("backward to chunk 0", activation)
     assert ends["send", *forward, 0, 1] == ends["recv", *forward, 1, 0] == 4
     assert ends["send", *backward, 1, 0] == ends["recv", *backward, 0, 1] == 4
+
+
+@pytest.mark.parametrize(
+    "ways",
+    [{}, {"data": 2, "sharded": True}, {"schedule": "interleaved", "chunks": 2}, {"schedule": "zbv", "chunks": 2}],
+)
+def test_nothing_is_freed_before_its_last_use_or_before_it_is_sent(ways: dict[str, Any]) -> None:
+    for graph in parallelize(sketched(gpt, layers=4, batch=8), pipeline=2, microbatches=4, **ways).graphs:
+        freed: set[int] = set()
+        for op in graph.ops:
+            freed |= set(op.frees)
+            assert freed.isdisjoint(t.storage for t in op.tensors), op.name
+            freed -= {t.storage for t in op.produced}
 
 
 def test_gradients_are_added_up_over_the_parts(job: Job) -> None:

@@ -128,6 +128,8 @@ class Stages:
     preexisting: set[int]
     """Storages that existed before the step."""
     tied: list[TiedWeight]
+    used_after: set[int]
+    """Storages that these calls use: of the first microbatch, where each has its own."""
     made_by_gemm: set[int]
     """Storages that one GEMM of the backward makes, and that other calls only view."""
 
@@ -160,7 +162,8 @@ class Stages:
             for tensor in op.produced if op.phase == "backward" else ():
                 made.setdefault(tensor.storage, set()).add(op.name)
         gemms = {storage for storage, names in made.items() if names & GEMMS and names <= GEMMS.union(VIEWS)}
-        return cls(chunks, list(range(last + 1, len(ops))), preexisting, tied, gemms)
+        used_after = {tensor.storage for op in ops[last + 1 :] for tensor in op.tensors}
+        return cls(chunks, list(range(last + 1, len(ops))), preexisting, tied, used_after, gemms)
 
     def add_up_by_block(self, ops: Sequence[Op]) -> None:
         """Gradients are complete when the backward of their block is done, or of the chunk for what is in no block."""
@@ -385,6 +388,9 @@ class _Stage:
         self.returned: set[int] = set()
         """Storages of gradients that are sent back, and held until others are."""
         self.returned_last: list[int] = []
+        self.sending: list[int] = []
+        """Storages that no call of this stage uses once they are sent."""
+        self.freed_by_other = self._freed_by_other()
         for chunk in self.chunks if holds_exchanged else ():
             before, after = self._exchanged(chunk - 1, chunk), self._exchanged(chunk, chunk + 1)
             if before:
@@ -409,6 +415,21 @@ class _Stage:
         self._update()
         return self.output
 
+    def _freed_by_other(self) -> dict[int, set[int]]:
+        """For each chunk, storages that a neighbour on the same rank uses later, and frees."""
+        found: dict[int, set[int]] = {chunk: set() for chunk in self.chunks}
+        for target in self.chunks:
+            source = target - 1
+            if source not in found:
+                continue
+            before, after = self.stages.chunks[source], self.stages.chunks[target]
+            backward = {storage for row in before.backward for storage in before.last_use.get(row, ())}
+            used = {storage for storages in after.last_use.values() for storage in storages}
+            given = {tensor.storage for tensor in after.inputs}
+            found[source] |= given & used - backward
+            found[target] |= given & backward | {tensor.storage for tensor in after.input_gradients} & backward
+        return found
+
     def _exchanged(self, source: int, target: int) -> Chunk | None:
         """The chunk that receives from the one before it, where there is one on another rank."""
         inside = source >= 0 and target < len(self.homes)
@@ -417,25 +438,32 @@ class _Stage:
     def _forward(self, chunk: int, microbatch: int) -> None:
         ours, last = self.stages.chunks[chunk], len(self.stages.chunks) - 1
         self._transfer("recv", ours.inputs if chunk else [], chunk - 1, chunk, microbatch)
-        self._call(ours, ours.forward, microbatch)
         sent = self.stages.chunks[chunk + 1].inputs if chunk < last else []
+        self._call(chunk, ours.forward, microbatch, sent)
         self._transfer("send", sent, chunk, chunk + 1, microbatch)
+        self._free_sending()
 
     def _backward(self, chunk: int, microbatch: int, part: str) -> None:
         ours, last = self.stages.chunks[chunk], len(self.stages.chunks) - 1
         if part == WEIGHTS:
-            self._call(ours, ours.rows(part), microbatch)
+            self._call(chunk, ours.rows(part), microbatch)
             self._free_sent(chunk, microbatch)
             return
         received = self.stages.chunks[chunk + 1].input_gradients if chunk < last else []
         self._transfer("recv", received, chunk + 1, chunk, microbatch)
-        self._call(ours, ours.rows(part), microbatch)
+        self._call(chunk, ours.rows(part), microbatch, ours.input_gradients)
         if not part:
             self._free_sent(chunk, microbatch)
         self.to_free += self.returned_last
         made = (t.storage for t in ours.input_gradients if t.storage in self.returned - self.received)
         self.returned_last = [storage + microbatch * self.id_stride for storage in made]
         self._transfer("send", ours.input_gradients if chunk else [], chunk, chunk - 1, microbatch)
+        self._free_sending()
+
+    def _free_sending(self) -> None:
+        """Free what was sent, and is not used any more."""
+        self.to_free += self.sending
+        self.sending = []
 
     def _free_sent(self, chunk: int, microbatch: int) -> None:
         """Free what was held of a microbatch that was sent on, after its backward."""
@@ -457,8 +485,10 @@ class _Stage:
                 self._emit(EditedCall(allocation(moved, like)))
             self._emit(self.draft.collective(kind, group, moved, moved, like, ends[kind == "send"]))
 
-    def _call(self, chunk: Chunk, rows: Sequence[int], microbatch: int) -> None:
-        held = self.received.union(self.returned, *self.sent.values())
+    def _call(self, number: int, rows: Sequence[int], microbatch: int, sent: Sequence[Tensor] = ()) -> None:
+        chunk, to_send = self.stages.chunks[number], {tensor.storage for tensor in sent}
+        later = self.stages.used_after if not microbatch else ()
+        held = self.received.union(self.returned, self.freed_by_other[number], later, *self.sent.values())
         ready: dict[int, list[Gradient]] = {}
         for gradient in chunk.gradients:
             made = gradient.tensor.storage
@@ -471,9 +501,7 @@ class _Stage:
                 return replace(own, storage=self.sums[tensor.storage].storage, dtype=FULL)
             return own
 
-        for row in rows:
-            if row in self.skipped:
-                continue
+        for row in (row for row in rows if row not in self.skipped):
             call = self.calls[row]
             op = with_tensors(call.op, renamed) if microbatch or self.fused else call.op.__copy__()
             op.frees = ()
@@ -483,8 +511,9 @@ class _Stage:
                 op.args = (op.args[0], storage + shift, *op.args[2:])
             collective = replace(call.collective) if call.collective else None
             self._emit(EditedCall(op, call.origin if not microbatch else -1, collective))
-            unused = (s for s in chunk.last_use.get(row, ()) if s not in held)
-            self.to_free += [s + microbatch * self.id_stride for s in unused]
+            unused = [storage for storage in chunk.last_use.get(row, ()) if storage not in held]
+            self.to_free += [s + microbatch * self.id_stride for s in unused if s not in to_send]
+            self.sending += [s + microbatch * self.id_stride for s in unused if s in to_send]
             accumulated = []
             for gradient in ready.get(row, ()):
                 complete, like = gradient.tensor, replace(op, module=gradient.module)
@@ -532,6 +561,7 @@ class _Stage:
             for some in ([chunks[c] for c in self.chunks], chunks)
         )
         local = {t.gradient: part for t in self.stages.tied for c, part in t.parts if c in self.chunks}
+        parts = {part.storage for part in local.values()}
         owned = dict.fromkeys(of_all | {t.gradient for t in self.stages.tied}, False)
         owned |= dict.fromkeys(own | local.keys(), True)
         calls = [self.calls[row] for row in self.stages.update]
@@ -541,4 +571,5 @@ class _Stage:
             if op is not None:
                 op = with_tensors(op, lambda t: replace(local[t.storage], id=t.id) if t.storage in local else t)
                 op = with_tensors(op, lambda t: replace(self.sums.get(t.storage, t), id=t.id))
+                op.frees = tuple(storage for storage in op.frees if storage not in parts)
                 self._emit(EditedCall(op, call.origin, call.collective))
