@@ -224,7 +224,7 @@ def freed_after_last_use(
     last: dict[int, int] = {}
     made_by: dict[int, int] = {}
     for row, call in enumerate(calls):
-        made |= {t.storage for t in call.op.produced if t.storage in storages} - last.keys()
+        made.update(t.storage for t in call.op.produced if t.storage in storages and t.storage not in last)
         last |= {t.storage: row for t in (*call.op.tensors, *call.op.produced) if t.storage in storages}
         made_by |= dict.fromkeys((t.storage for t in call.op.produced), row) if held else {}
     for storage, until in (held or {}).items():
@@ -248,7 +248,9 @@ def storage_lifetimes(ops: Sequence[Op], known: Mapping[int, Storage]) -> dict[i
             for tensor in tensors:
                 if tensor.storage < 0:
                     continue
-                entry = found.setdefault(tensor.storage, Storage(tensor.storage, 0, tensor.device, birth))
+                entry = found.get(tensor.storage)
+                if entry is None:
+                    entry = found[tensor.storage] = Storage(tensor.storage, 0, tensor.device, birth)
                 entry.nbytes, entry.device = max(entry.nbytes, end_in_storage(tensor)), tensor.device
     for number in found.keys() & known.keys():
         found[number].held, found[number].pinned = known[number].held, known[number].pinned

@@ -76,7 +76,7 @@ def _scan(ops: Sequence[Op]) -> Weights:
                     read.setdefault(tensor.storage, tensor)
                     modules.setdefault(tensor.storage, []).append(op.module)
         elif op.phase == "backward":
-            new = made & written.keys() | made - born - read.keys()
+            new = {s for s in made if s in written or (s not in born and s not in read)}
             for storage in new | {t.storage for t in written_in_place(op)}:
                 written[storage] = (row, op.module or written.get(storage, (0, ""))[1])
         elif op.phase == "optimizer":
@@ -87,7 +87,7 @@ def _scan(ops: Sequence[Op]) -> Weights:
             for tensor in written_in_place(op):  # in the optimizer's order, which is the model's
                 if tensor.storage in read:
                     found.weights.setdefault(tensor.storage, read[tensor.storage])
-        born |= made - read.keys()
+        born.update(storage for storage in made if storage not in read)
     found.modules = {storage: modules[storage] for storage in found.weights}
     found.in_model_order = list(gradients.values())
     found.gradients = sorted(found.in_model_order, key=lambda gradient: gradient.ready)

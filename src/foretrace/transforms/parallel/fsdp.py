@@ -13,8 +13,10 @@ gradients are reduced in float32.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 
 from foretrace.graph import ForetraceError, Op, Tensor
 from foretrace.graph.op import HALF_DTYPES, RESIZE, contiguous_strides, with_tensors
@@ -101,13 +103,17 @@ def find_units(ops: Sequence[Op], found: Weights, blocks: Sequence[str]) -> list
         (units[at.pop() + 1] if len(at) == 1 else root).weights.append(weight)
     for gradient in found.in_model_order:
         units[block_index(gradient.module, blocks) + 1].gradients.append(gradient)
+    block_of = {module: block_index(module, blocks) for module in {op.module for op in ops}}
     for phase in ("forward", "backward"):
-        block = [block_index(op.module, blocks) if op.phase == phase else -1 for op in ops]
-        for number, unit in enumerate(rest):
-            rows = [row for row, at in enumerate(block) if at == number]
-            if rows:
-                setattr(unit, phase, (rows[0], _with_accumulation(ops, rows[-1]) if phase == "backward" else rows[-1]))
         all_rows = [row for row, op in enumerate(ops) if op.phase == phase]
+        spans: dict[int, tuple[int, int]] = {}
+        for row in all_rows:
+            block = block_of[ops[row].module]
+            spans[block] = spans.get(block, (row, row))[0], row
+        for number, unit in enumerate(rest):
+            if number in spans:
+                first, last = spans[number]
+                setattr(unit, phase, (first, _with_accumulation(ops, last) if phase == "backward" else last))
         inside = [row for row in all_rows if ops[row].module] or all_rows  # traces may lack modules
         setattr(root, phase, (inside[0], inside[-1]))
     root.backward = root.backward[0], max(row for row, op in enumerate(ops) if op.phase == "backward")
@@ -162,6 +168,8 @@ class _ShardedStep:
         """The buffer whose gradients were scattered last, and the event after that."""
         self.spans: list[tuple[range, dict[int, int]]] = []
         """Rows in which a unit is gathered, with its storages."""
+        self.gathered_from: list[tuple[int, dict[int, int]]] = []
+        """The storages of all units that are gathered from a row to the next of these."""
         self.frees: dict[int, list[int]] = {}
         self.gradients = found.storages
 
@@ -173,6 +181,10 @@ class _ShardedStep:
         root, *blocks = self.units
         self._forward(root, blocks)
         self._backward(root, blocks)
+        for row in sorted({0}.union(*((span.start, span.stop) for span, _ in self.spans))):
+            # Accumulated gradients: forward spans reach into those of backward, and come first.
+            here = [known for span, known in reversed(self.spans) if row in span]
+            self.gathered_from.append((row, {mine: whole for known in here for mine, whole in known.items()}))
         changed = [replace(call, op=self._changed(row, call.op)) for row, call in enumerate(calls)]
         return [
             one
@@ -345,16 +357,14 @@ class _ShardedStep:
     def _changed(self, row: int, op: Op) -> Op:
         """A call on gathered weights where its unit is gathered, and on shards after backward and in the optimizer."""
         frees = tuple(s for s in op.frees if s not in self.gradients) + tuple(self.frees.get(row, ()))
-        op = replace(op, frees=frees)
+        op = op.__copy__()
+        op.frees = frees
         if op.phase == "optimizer":
             return with_tensors(op, self._in_optimizer) if not op.name.startswith("c10d::") else op
         if row > self.units[0].backward[1]:  # gradients are clipped, or scaled back
             return with_tensors(op, lambda t: replace(self.scattered.get(t.storage, t), id=t.id))
-        storages: dict[int, int] = {}
-        for span, known in self.spans:
-            if row in span:
-                storages = known | storages  # accumulated gradients: forward spans reach into those of backward
-        if any(t.storage in storages for t in (*op.tensors, *op.produced)):
+        storages = self.gathered_from[max(bisect_right(self.gathered_from, row, key=itemgetter(0)) - 1, 0)][1]
+        if storages and any(t.storage in storages for t in (*op.tensors, *op.produced)):
             return with_tensors(op, lambda t: replace(t, storage=storages.get(t.storage, t.storage)))
         return op
 

@@ -15,7 +15,7 @@ from foretrace.graph import ForetraceError, Op, Tensor
 from foretrace.graph.op import with_tensors
 from foretrace.transforms.blocks import block_index
 from foretrace.transforms.draft import Draft, ProcessGroup, allocation
-from foretrace.transforms.parallel.splitting import PARTIAL, ConflictError, Splitting, key_of
+from foretrace.transforms.parallel.splitting import ConflictError, Splitting, key_of
 from foretrace.transforms.step import EditedCall
 
 SEQUENCE = -2
@@ -115,7 +115,7 @@ class SequenceParallel:
             self.partial_gradients.append(tensor)
             self.splitting.set_summed(tensor.storage)
             return []
-        views = [key for key, state in self.splitting.states.items() if key[0] == tensor.storage and state == PARTIAL]
+        views = self.splitting.partial_views(tensor.storage)
         like = made[-1].op
         self.splitting.cause = SEQUENCE
         for storage, offset, shape, stride in views:

@@ -54,6 +54,8 @@ class Splitting:
     casts: dict[int, Tensor] = field(default_factory=dict)
     """Storages that hold a weight in another dtype, and the weight."""
     states: dict[Key, int] = field(default_factory=dict)
+    keys: dict[int, dict[Key, None]] = field(default_factory=dict)
+    """Those whose state was set, by storage."""
     origin: dict[Key, int] = field(default_factory=dict)
     """The storage whose split caused that of each tensor."""
     lead: dict[Key, int] = field(default_factory=dict)
@@ -84,11 +86,16 @@ class Splitting:
         if dim >= 0 and not self.divides(tensor.shape[dim]):
             raise ConflictError(op, tensor, f"{tensor.shape[dim]} is not divisible by {self.parts}")
         self.states[key], self.origin[key] = dim, self.cause
+        self.keys.setdefault(tensor.storage, {})[key] = None
 
     def set_summed(self, storage: int) -> None:
         """All views of a storage with partial results are summed now."""
-        for key in [key for key, state in self.states.items() if key[0] == storage and state == PARTIAL]:
+        for key in self.partial_views(storage):
             del self.states[key]
+
+    def partial_views(self, storage: int) -> list[Key]:
+        """All views of a storage with partial results."""
+        return [key for key in self.keys.get(storage, ()) if self.states.get(key) == PARTIAL]
 
     def _inherited_lead(self, size: int, op: Op) -> int:
         """The lead of an argument's split dimension of the same size."""
@@ -128,6 +135,7 @@ class Splitting:
     def _demand(self, base: Tensor, base_dim: int, tensor: Tensor, dim: int) -> None:
         self.wanted[key_of(base)], self.origin[key_of(base)] = base_dim, self.cause
         self.states[key_of(tensor)], self.origin[key_of(tensor)] = dim, self.cause
+        self.keys.setdefault(tensor.storage, {})[key_of(tensor)] = None
         self.again = True
 
     def divides(self, size: int) -> bool:
@@ -189,7 +197,7 @@ def preexisting_tensors(ops: Sequence[Op]) -> dict[int, Tensor]:
         for tensor in op.tensors:
             if tensor.storage >= 0 and tensor.storage not in made:
                 found.setdefault(tensor.storage, tensor)
-        made |= {t.storage for t in op.produced} - found.keys()
+        made.update(t.storage for t in op.produced if t.storage not in found)
         if op.name == RESIZE and isinstance(op.args[1], int):
             made.add(op.args[1])  # FSDP2's gathered weights
     return found
