@@ -26,6 +26,8 @@ _LEGACY_HOST = "CPU functions"
 """Process under which PyTorch's profiler before Kineto lists ops."""
 _CATEGORIES = ("cpu_op", "user_annotation", "python_function")
 _COPY = re.compile(r"(?i)memcpy|(?<![a-z])copy|MemCopy")
+_QUEUED = re.compile(r"(?i)kernel|memcpy|memset")
+"""Categories of work that ends in the order in which it begins."""
 _BORDERS = {*BEGINS, *BEGINS.values()}
 MAX_DIGITS = 20
 """Longer numbers of processes are names: Python refuses to read very long ones."""
@@ -76,8 +78,8 @@ def with_flow_ids(raw: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 def joined_pairs(raw: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
     """Events with each begin and end joined into one span, and the number of spans that never end.
 
-    On a thread spans nest, so an end is that of the last open begin; an asynchronous one has its own category and id,
-    and overlaps with what its thread does.
+    On a thread spans nest, so an end is that of the last open begin; kernels of a stream do not, so that theirs is that
+    of the first. An asynchronous one has its own category and id, and overlaps with what its thread does.
 
     >>> begin = {"ph": "B", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 5}
     >>> joined_pairs([begin, {"ph": "E", "pid": 1, "tid": 1, "ts": 9}])
@@ -96,10 +98,11 @@ def joined_pairs(raw: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
             stack.append(event)
             continue
         name = event.get("name", "")
-        at = next((i for i in reversed(range(len(stack))) if name in ("", stack[i].get("name"))), None)
-        if at is None:
+        alike = [i for i, begin in enumerate(stack) if name in ("", begin.get("name"))]
+        if not alike:
             continue
-        begin = stack.pop(at)
+        in_order = _QUEUED.search(str(stack[alike[-1]].get("cat")))
+        begin = stack.pop(alike[0] if in_order else alike[-1])
         args = [some for some in (begin.get("args"), event.get("args")) if isinstance(some, dict)]
         span = {**begin, "ph": "X", "dur": parsed_time(event.get("ts")) - parsed_time(begin.get("ts"))}
         span["args"] = {key: value for some in args for key, value in some.items()}

@@ -317,6 +317,14 @@ def test_pairs_of_begin_and_end_are_spans(tmp_path: Path, asynchronous: bool) ->
     assert graph.notes == expected.notes
 
 
+def test_pairs_of_kernels_that_overlap_end_in_their_order(tmp_path: Path) -> None:
+    trace, begins = Trace(), (10.0, 19.0, 28.0)
+    for begin in begins:
+        trace.add("kernel", "add", begin, 10.0, tid=7, device=0, stream=7, correlation=int(begin))
+    graph = read(json.dumps({**trace.head, "traceEvents": as_pairs(trace, asynchronous=False)}).encode(), tmp_path)
+    assert (graph.kernels.end - graph.kernels.start).tolist() == [10.0] * 3
+
+
 def test_begins_without_ends_are_named(tmp_path: Path) -> None:
     pairs = as_pairs(training_step(), asynchronous=False)
     with pytest.raises(ForetraceError, match=r"events that begin \(ph B\) and no ends"):
