@@ -102,8 +102,11 @@ class _RetracedStep:
     def compare(self, check: _Sketch) -> None:
         """Raise if the sketch without the change does not reproduce the step."""
         for row, now in zip(self._rows, check.ops):
-            if _name_and_shapes(self.ops[row]) != _name_and_shapes(now):
+            was = self.ops[row]
+            if now.name != was.name:
                 raise self._not_reproduced(row, f"{now.name} came instead")
+            if _shapes(now) != _shapes(was):
+                raise self._not_reproduced(row, f"its tensors are {_shapes(now)} instead of {_shapes(was)}")
         if len(self._rows) != len(check.ops):
             last = self._rows[min(len(self._rows), len(check.ops)) - 1]
             raise self._not_reproduced(last, f"{len(check.ops)} calls came instead of {len(self._rows)}")
@@ -157,8 +160,9 @@ class _RetracedStep:
         return update
 
 
-def _name_and_shapes(op: Op) -> tuple[Any, ...]:
-    return (op.name, *(tensor.shape for tensor in (*op.tensors, *op.produced)))
+def _shapes(op: Op) -> list[tuple[int, ...]]:
+    """Shapes of what a call takes and makes."""
+    return [tensor.shape for tensor in (*op.tensors, *op.produced)]
 
 
 class _Program:

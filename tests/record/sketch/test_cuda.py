@@ -162,3 +162,21 @@ def test_synchronized_batch_norm_gathers_the_statistics_of_all_ranks() -> None:
         "aten::batch_norm_backward_elemt",
     ]
     assert "c10d::_allgather_base_" in ops
+
+
+def test_what_a_call_gives_on_a_gpu_is_not_taken_for_what_it_gives_on_the_cpu() -> None:
+    def build(device: str) -> Callable[[], None]:
+        bag = nn.EmbeddingBag(50, 7, mode="sum").to(device)
+        given = torch.zeros(12, dtype=torch.int64, device=device), torch.arange(0, 12, 3, device=device)
+        return lambda: bag(*given).sum().backward()
+
+    def results(*devices: str) -> list[list[tuple[int, ...]]]:
+        def both() -> Callable[[], Any]:
+            steps = [build(device) for device in devices]
+            return lambda: [step() for step in steps]
+
+        ops = sketch(both, device="cuda").ops
+        return [[made.shape for made in op.produced] for op in ops if op.name == "aten::_embedding_bag"]
+
+    on_gpu, on_cpu = [(4, 7), (12,), (4,), (0,)], [(4, 7), (0,), (4,), (4,)]
+    assert results("cuda", "cpu") == [on_gpu, on_cpu] and results("cpu", "cuda") == [on_cpu, on_gpu]

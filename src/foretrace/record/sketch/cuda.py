@@ -18,7 +18,7 @@ from unittest.mock import patch
 
 import torch
 from torch import _meta_registrations
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils import _device
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -38,6 +38,8 @@ CUDA, CPU = "cuda:0", "cpu"
 HOST = torch.device("cpu:0")
 """The device of what torch.compile moves to the host: all that it traces is on the CPU, which has no number."""
 MOVES = (torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.cpu, torch.Tensor.type)
+RESULTS_ON_CUDA: dict[Any, Any] = {}
+"""What PyTorch keeps of fake calls, by their arguments, of those on the GPU: to it, all of them are on the CPU."""
 PLAIN_FUNCTION = torch._C._disabled_torch_function_impl
 
 QUESTIONS: dict[Any, Callable[[str], Any]] = {
@@ -70,6 +72,7 @@ def pretended_cuda(fake_of: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[
         # Fake kernels ask this way whether a result has another layout on CUDA.
         kind = lambda tensor: labels.of(tensor).partition(":")[0]  # noqa: E731
         stack.enter_context(patch.object(_meta_registrations, "device_hint", kind))
+        stack.enter_context(patch.object(FakeTensorMode, "cache", FakeTensorMode.cache))  # set by `Follower`
         for name, mover in _module_movers(labels).items():
             stack.enter_context(patch.object(torch.nn.Module, name, mover))
         stack.callback(torch.set_default_device, torch.get_default_device() if _device.CURRENT_DEVICE else None)
@@ -339,6 +342,7 @@ class Follower(TorchDispatchMode):
     def __init__(self, labels: Labels) -> None:
         super().__init__()
         self._labels = labels
+        self._others = FakeTensorMode.cache
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -369,6 +373,7 @@ class Follower(TorchDispatchMode):
         label = self._labels.expected(leaves((args, kwargs)))
         with self._labels.true_devices():
             on_cuda = label == CUDA
+            FakeTensorMode.cache = RESULTS_ON_CUDA if on_cuda else self._others
             result = result_on_gpu(func, args, kwargs) if on_cuda and func.namespace == "fbgemm" else None
             if result is None:
                 own = OWN_RESULTS[func] if on_cuda and func in OWN_RESULTS else func
