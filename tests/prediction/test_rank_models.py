@@ -1,5 +1,7 @@
 """A rank that is about to be simulated."""
 
+from dataclasses import replace
+
 import pytest
 
 from foretrace.graph import Graph, Span, Timings
@@ -52,6 +54,15 @@ def test_the_root_of_a_broadcast_goes_on_and_a_rank_of_an_all_reduce_stays() -> 
     root, other = measured_ranks(job(both(0.0), both(100.0)))[0]
     assert root.tasks.leaves is not None and root.tasks.leaves.tolist() == [True, False]
     assert other.tasks.leaves is None
+
+
+def test_collectives_of_unknown_size_take_from_the_last_start_to_the_end() -> None:
+    def meets(at: float, until: float) -> Graph:
+        graph = rank(Call("c10d::allreduce_", 0.0, 4.0), all_reduce(1.0, 2.0, (at, until), nbytes=0))
+        return replace(graph, collectives=[replace(one, us=until - at) for one in graph.collectives])
+
+    both = measured_ranks(job(meets(2.0, 212.0), meets(102.0, 202.0)))[0]
+    assert [one.us for each in both for one in each.graph.collectives] == [105.0, 105.0]
 
 
 def test_a_device_that_is_busy_with_earlier_steps_after_the_mark_does_not_stall() -> None:

@@ -73,6 +73,11 @@ def test_what_was_measured_beside_a_collective_is_not_slowed_again() -> None:
     assert slower.tasks.duration[OTHER] == 20.0
 
 
+def test_a_transfer_that_was_measured_beside_kernels_is_not_slowed_again() -> None:
+    slower, _ = with_contention(job(overlaps=True), [NO_OVERLAP], HALF_AS_LONG_AGAIN, np.ones(1, bool))
+    assert slower.tasks.duration[-1] == 100.0
+
+
 def test_kernels_that_shall_stay_as_they_are_do() -> None:
     slower, _ = with_contention(job(overlaps=True), [None], HALF_AS_LONG_AGAIN)
     assert slower.tasks.duration[OTHER] == 20.0 and slower.tasks.duration[-1] == 100.0

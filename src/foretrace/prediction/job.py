@@ -185,25 +185,28 @@ def run_ranks(
     Tasks are those of the ranks, with overrides; a transfer takes so long from the last arrival on.
     """
     alone = merge_ranks(tasks, _calls(matches), transfer_us)
-    merged, timeline = _with_contention(alone, ranks)
+    merged, timeline = _with_contention(alone, ranks, matches)
     skew, jitter = np.zeros(len(matches)), [rank.jitter for rank in ranks]
     if any(jitter):
         from foretrace.prediction.cpu_ranks import arrival_skew
 
         skew = arrival_skew(merged, timeline, matches, jitter)
     if skew.any():
-        merged, timeline = _with_contention(alone.delayed(skew), ranks)
+        merged, timeline = _with_contention(alone.delayed(skew), ranks, matches)
     return merged, timeline, skew
 
 
-def _with_contention(job: JobTasks, ranks: Sequence[RankModel], steps: int = 1) -> tuple[JobTasks, Timeline]:
+def _with_contention(
+    job: JobTasks, ranks: Sequence[RankModel], matches: Sequence[CollectiveMatch], steps: int = 1
+) -> tuple[JobTasks, Timeline]:
     if len(job.tasks) == job.first[-1]:  # no collectives
         return job, simulate(job.tasks)
     from foretrace.simulation.contention import with_contention
 
     known = [rank.overlap for rank in ranks]
     overlap = [one if one is None or len(one) == 1 else np.tile(one, steps) for one in known]
-    return with_contention(job, overlap, ranks[0].slowdown or cost_models.gpu_contention())
+    measured = np.tile([match.us > 0 for match in matches], steps)
+    return with_contention(job, overlap, ranks[0].slowdown or cost_models.gpu_contention(), measured)
 
 
 def _calls(matches: Sequence[CollectiveMatch]) -> list[tuple[RankCall, ...]]:
@@ -259,7 +262,7 @@ def _last_period(
         for match in matches
     ]
     merged = merge_ranks(unrolled, again, np.tile(transfer_us, UNROLLED_STEPS))
-    merged, timeline = _with_contention(merged, ranks, UNROLLED_STEPS)
+    merged, timeline = _with_contention(merged, ranks, matches, UNROLLED_STEPS)
     each = [np.maximum.accumulate(merged.rank_timeline(at, timeline).end)[last - 1] for at, last in enumerate(ends)]
     *_, before, after = np.max(each, axis=0)
     return float(after - before) / 1e3

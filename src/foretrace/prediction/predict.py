@@ -48,7 +48,7 @@ from foretrace.prediction.notes import (
 )
 from foretrace.prediction.overrides import RankOverrides, with_own_graphs
 from foretrace.prediction.priced_step import CARRIED_NOTE
-from foretrace.prediction.rank_models import MeasuredRank, PricedRank, leaving_early, with_arrivals
+from foretrace.prediction.rank_models import MeasuredRank, PricedRank, as_they_met, with_arrivals
 from foretrace.prediction.rates import add_power, add_rates, sustained_draw, totals
 from foretrace.prediction.report import add_idle, build_report, set_range
 from foretrace.prediction.uncertainty import measured_range_note
@@ -155,7 +155,7 @@ def measured_ranks(job: Job, step: str | None = None, drop_gaps: bool = False) -
     name = chosen_step(job, step)
     ranks = [MeasuredRank.of(graph, name, drop_gaps) for graph in _from_zero(job.graphs)]
     graphs, notes = seen_by_all([rank.graph for rank in ranks])
-    return leaving_early([rank.with_collectives_of(one) for rank, one in zip(ranks, graphs)]), notes
+    return as_they_met([rank.with_collectives_of(one) for rank, one in zip(ranks, graphs)]), notes
 
 
 def predict_on_platform(

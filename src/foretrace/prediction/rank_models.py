@@ -191,21 +191,32 @@ class MeasuredRank(RankModel):
         return {SOURCES[MEASURED]: float((kernels.end - kernels.start)[~self._matched(len(kernels))].sum())}
 
 
-def leaving_early(ranks: list[MeasuredRank]) -> list[MeasuredRank]:
+def as_they_met(ranks: list[MeasuredRank]) -> list[MeasuredRank]:
     """The ranks, each with the collectives in which it did not wait for the last one: the root of a broadcast sends,
-    and goes on."""
+    and goes on. Those of unknown size take from the last rank's start to their end.
+    """
     leaves = [np.zeros(len(rank.graph.collectives), bool) for rank in ranks]
+    transfers: list[dict[int, float]] = [{} for _ in ranks]
     for group in collective_times([rank.graph for rank in ranks])[0] if len(ranks) > 1 else []:
         rooted = np.array([kind in ROOTED for kind in group.kinds])
         early = rooted[:, None] & (group.end < group.last_start[:, None] - CLOCKS_AGREE_US)
+        transfer = group.end.mean(axis=1) - group.last_start  # their ends are one, seen by several clocks
         for column, position in enumerate(group.members):
-            kernels = group.kernel[early[:, column], column]
             each = np.array([c.kernel for c in ranks[position].graph.collectives], np.int64)
-            leaves[position] |= (each >= 0) & np.isin(each, kernels)
-    return [
-        replace(rank, tasks=replace(rank.tasks, leaves=early)) if early.any() else rank
-        for rank, early in zip(ranks, leaves)
+            leaves[position] |= (each >= 0) & np.isin(each, group.kernel[early[:, column], column])
+            transfers[position] |= dict(zip(group.kernel[:, column].tolist(), transfer.tolist()))
+    return [_as_it_met(rank, early, us) for rank, early, us in zip(ranks, leaves, transfers)]
+
+
+def _as_it_met(rank: MeasuredRank, early: NDArray[np.bool_], transfers: dict[int, float]) -> MeasuredRank:
+    """A rank that leaves some collectives early, with the transfers of some kernels in microseconds."""
+    met = [
+        replace(one, us=us) if one.kernel >= 0 and one.takes_as_measured and us > 0 else one
+        for one in rank.graph.collectives
+        for us in [transfers.get(one.kernel, 0.0)]
     ]
+    tasks = replace(rank.tasks, leaves=early) if early.any() else rank.tasks
+    return replace(rank, graph=replace(rank.graph, collectives=met), tasks=tasks)
 
 
 def repeated_tasks(rank: MeasuredRank, tasks: RankTasks, times: int) -> tuple[RankTasks, Longs]:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from foretrace.simulation.engine import simulate
 from foretrace.simulation.merge import JobTasks, RankTasks
@@ -58,14 +59,18 @@ def overlap_share(start: Floats, end: Floats, other_start: Floats, other_end: Fl
 
 
 def with_contention(
-    job: JobTasks, measured_overlap: Sequence[Floats | None], slowdown: Slowdown
+    job: JobTasks,
+    measured_overlap: Sequence[Floats | None],
+    slowdown: Slowdown,
+    measured_transfers: NDArray[np.bool_] | None = None,
 ) -> tuple[JobTasks, Timeline]:
     """The task graph with kernels and transfers as slow as their overlap makes them, and when all of it runs.
 
     A transfer is as slow as on the rank where most overlaps with it: all wait for the slowest.
 
     For each rank ``measured_overlap`` has the share of each of its kernel tasks that overlapped with a collective when
-    it was measured, or one number for all; None for a rank whose kernels stay as they are.
+    it was measured, or one number for all; None for a rank whose kernels stay as they are. ``measured_transfers`` tells
+    the transfers that stay as they are, since they were measured with what overlapped with them.
     """
     alone = job.tasks.duration
     slowed_tasks = _compute_kernels if slowdown.spins else computing_tasks
@@ -84,6 +89,8 @@ def with_contention(
                 share = overlap_share(start[moved], end[moved], start[ours], end[ours])
                 shares[moved] = np.maximum(shares[moved], share)
         transfers = slice(job.first[-1], None)
+        if measured_transfers is not None:
+            shares[transfers] *= ~measured_transfers
         duration[transfers] = alone[transfers] + slowdown.transfer_longer(alone[transfers], shares[transfers])
         return duration
 
