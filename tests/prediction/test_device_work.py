@@ -133,6 +133,17 @@ def test_communication_among_unknown_ranks_stays_as_long_as_it_was_measured(
     assert not any("no rank waits for these" in note for note in forecast.notes)
 
 
+def test_collectives_of_a_cuda_graph_share_its_launch(platform: Any) -> None:
+    graph = rank(
+        Call("c10d::allreduce_", 12, 20),
+        all_reduce(13, 14, (30, 40), ranks=(0, 1)), all_reduce(15, 16, (40, 50), ranks=(0, 1)), world=2,
+    )  # fmt: skip
+    graph.device, platform.fabric = "another", Fabric.named("h100-8x")
+    assert device_work(dispatched_calls(graph), platform, "model")[0].launches(1).tolist() == [2]
+    graph.kernels.call[:] = 0
+    assert device_work(dispatched_calls(graph), platform, "model")[0].launches(1).tolist() == [1]
+
+
 def test_a_group_that_is_known_to_be_one_rank_takes_no_time(platform: Any) -> None:
     work, said = device_work(dispatched_calls(communicating(ranks=(0,))), platform)
     assert COLLECTIVE not in work.kind and not any("communication" in note for note in said)

@@ -7,6 +7,7 @@ ones. What was recorded then says more than a roofline: it is scaled to the plat
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -189,7 +190,7 @@ def _with_collectives(work: DeviceWork, calls: Graph, platform: Platform) -> tup
     price = [known[c.kind, c.nbytes, _lane(c), c.us] for _, c in numbered]
     added = DeviceWork(
         call=np.array([c.op for _, c in numbered], np.int32),
-        launch=np.arange(len(numbered), dtype=np.int32) + len(work),
+        launch=_launches_of(calls, [c for _, c in numbered]) + len(work),
         stream=np.array([first_lane + lanes.setdefault(_lane(c), len(lanes)) for _, c in numbered], np.int32),
         kind=np.full(len(numbered), COLLECTIVE, np.int8),
         name=[c.kind for _, c in numbered],
@@ -200,6 +201,13 @@ def _with_collectives(work: DeviceWork, calls: Graph, platform: Platform) -> tup
         collective=np.array([number for number, _ in numbered], np.int32),
     )
     return merge_work(work, added), assumptions(fabric, calls.world)
+
+
+def _launches_of(calls: Graph, collectives: Sequence[Collective]) -> Ints:
+    """A launch for each collective, which those of a CUDA graph share."""
+    launching = np.append(calls.kernels.call, -1)[[c.kernel for c in collectives]]
+    alone = -1 - np.arange(len(collectives))
+    return np.unique(np.where(launching >= 0, launching, alone), return_inverse=True)[1].astype(np.int32)
 
 
 def _lane(collective: Collective) -> object:
