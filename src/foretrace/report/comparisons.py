@@ -24,7 +24,7 @@ from foretrace.report.formatting import (
     short_name,
     signed_ms,
 )
-from foretrace.report.step import COVERAGE, OVERHEADS, caution_facts, memory_verdict
+from foretrace.report.step import COVERAGE, OVERHEADS, caution_facts, memory_verdict, other_notes
 from foretrace.report.terminal import Blocks, Fact, bar, fact_lines, note_lines, table
 
 if TYPE_CHECKING:
@@ -209,11 +209,11 @@ def _both_ms(pair: tuple[float, float]) -> str:
 
 def whatif_blocks(found: WhatIf, top: int | None) -> Blocks:
     """Both predictions side by side, then which ops make the difference."""
-    cautions = caution_facts([*found.before.notes, *found.after.notes])
+    cautions = caution_facts([*found.before.notes, *found.after.notes, *found.notes])
     yield fact_lines(whatif_title(found), [*cautions, *whatif_facts(found)])
     yield from _change_tables(found.difference, top)
     changed = (note for note in found.after.notes if note not in found.before.notes)
-    yield from note_lines(list(dict.fromkeys([*found.notes, *changed])))
+    yield from note_lines(other_notes([*found.notes, *changed]))
 
 
 def whatif_title(found: WhatIf) -> str:
@@ -296,7 +296,7 @@ def scaling_blocks(curve: Scaling, top: int | None) -> Blocks:
     ]  # fmt: skip
     columns = ["ranks", "step ms", "range", "exposed", "hidden", "efficiency", "<", "<fabric…"]
     yield table("Scaling", columns, cells, top)
-    yield from note_lines(curve.notes)
+    yield from note_lines(other_notes(curve.notes))
 
 
 def scaling_title(curve: Scaling) -> str:
@@ -340,7 +340,7 @@ def sweep_blocks(sweep: Sweep, top: int | None) -> Blocks:
     if left:
         rows = [(f"{count}", "", f"{reason} ({example})") for count, reason, example in reasons(left)]
         yield fact_lines(f"Left out: {plural(len(left), 'point')}", rows[:top])
-    yield from note_lines(sweep.notes)
+    yield from note_lines(other_notes(sweep.notes))
 
 
 def _goals(front: Sequence[Point]) -> str:

@@ -79,7 +79,7 @@ def step_blocks(report: StepReport, top: int | None) -> Blocks:
     """The headline and every table that is not empty, of at most ``top`` rows each."""
     yield fact_lines(step_title(report), [*caution_facts(report.notes), *step_facts(report)])
     yield from _predicted_tables(report, top) if report.predicted else _measured_tables(report, top)
-    yield from note_lines([note for note in report.notes if note not in report.cautions])
+    yield from note_lines(other_notes(report.notes))
 
 
 def step_title(report: StepReport) -> str:
@@ -119,6 +119,17 @@ def caution_facts(notes: Iterable[str]) -> list[Fact]:
     [('caution', '', 'the step has no backward: train.py:3')]
     """
     return [("caution", "", note) for note in dict.fromkeys(cautions(notes))]
+
+
+def other_notes(notes: Iterable[str]) -> list[str]:
+    """The notes that `caution_facts` do not have, each once.
+
+    >>> other_notes(["ranks are alike", "the step has no backward: train.py:3", "ranks are alike"])
+    ['ranks are alike']
+    """
+    noted = list(dict.fromkeys(notes))
+    warned = cautions(noted)
+    return [note for note in noted if note not in warned]
 
 
 def step_facts(report: StepReport) -> list[Fact]:
