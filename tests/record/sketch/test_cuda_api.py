@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -127,6 +128,11 @@ def test_a_profiler_in_the_step_looks_for_no_events_of_cuda(capfd: pytest.Captur
 
     sketch(step, device="cuda")
     assert "Failed to record CUDA event" not in capfd.readouterr().err
+
+
+def test_modules_that_pytorch_imports_on_a_gpu_do_not_warn_of_missing_triton() -> None:
+    sketch(lambda: torch.ones(2, device="cuda"), device="cuda")
+    assert not logging.getLogger("torch.utils.flop_counter").isEnabledFor(logging.WARNING)
 
 
 def test_a_captured_graph_is_refused_with_the_way_out() -> None:

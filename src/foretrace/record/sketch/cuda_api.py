@@ -6,6 +6,7 @@ these: after the sketch it does what the original does.
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -296,6 +297,8 @@ def pretended_api() -> Iterator[None]:
                                "_cuda_getCurrentRawStream": _always(0), "_scatter": _scatter})  # fmt: skip
             replace(torch.Tensor, {"record_stream": _nothing})
             patches.enter_context(patch.object(torch.version, "cuda", torch.version.cuda or "12.8"))
+            # Imported from now on, it would warn of a PyTorch for CUDA without Triton.
+            logging.getLogger("torch.utils.flop_counter").setLevel(logging.ERROR)
             replace(torch.cuda.nccl, {"version": _always((2, 27, 5))})
             replace(torch.distributed, {"is_nccl_available": _always(True)})
             replace(torch, {"Stream": PretendStream, "Event": PretendEvent,
