@@ -323,6 +323,8 @@ def test_tables_are_printed_as_csv_with_the_figures_of_the_json(foretrace):
     rows = list(csv.DictReader(sections["by_phase"].splitlines()))
     assert [row["name"] for row in rows] == [row["name"] for row in whole["by_phase"]]
     assert [float(row["device_ms"]) for row in rows] == [row["device_ms"] for row in whole["by_phase"]]
+    (summary,) = csv.DictReader(sections["summary"].splitlines())
+    assert text.startswith("# summary") and float(summary["step_ms"]) == whole["step_ms"]
     assert foretrace("predict", RECORDING, "--csv", "--json").code == 2
 
 

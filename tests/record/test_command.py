@@ -120,6 +120,7 @@ def test_a_script_that_lacks_an_option_says_so(tmp_path):
     with pytest.raises(ScriptError, match=r"train\.py ended with 2 before it had trained") as failed:
         sketch_command(Script(script, program=True))
     assert f"foretrace predict -- python {script} --data DIR" in failed.value.advice
+    assert "make_step" not in failed.value.frames
 
 
 def test_a_script_that_lacks_its_data_names_it(script):

@@ -72,6 +72,12 @@ def test_a_script_that_fails_shows_its_own_frames_only(script: Path, capsys: pyt
     assert "Traceback" not in capsys.readouterr().err  # PyTorch's own
 
 
+def test_a_model_in_the_place_of_a_step_is_said(script: Path) -> None:
+    script.write_text("from torch import nn\nclass Net(nn.Module):\n    pass\n")
+    with pytest.raises(ForetraceError, match=r"train\.py:Net is a model, not a step"):
+        sketch_script(script, "Net")
+
+
 def test_a_shape_that_depends_on_data_is_named_with_the_line_and_the_way_out(script: Path) -> None:
     script.write_text("import torch\ndef step():\n    return torch.randn(4).long().bincount()\n")
     with pytest.raises(ScriptError, match=r"aten\.bincount") as failed:

@@ -222,7 +222,10 @@ def check_out(folder: Path) -> None:
     """
     if not folder.is_dir():
         if folder.exists():
-            raise ForetraceError(f"{folder} is no folder", "Give an empty or a new folder as --out.")
+            raise ForetraceError(
+                f"{folder} is no folder but a file",
+                "--out names a folder, which is made: give a new one, or an empty one.",
+            )
         from foretrace.output import check_writable  # most who read a platform write none
 
         check_writable(folder)

@@ -191,7 +191,7 @@ class Running:
         steered = [note for note in getattr(error, "__notes__", ()) if note.startswith(STEERED)]
         notes = "".join(f" {note[:1].upper()}{note[1:]}." for note in (*steered, *self._effects.notes()))
         frames = "".join(traceback.format_list(_users_frames(error)))
-        if self._script.program and self._path.is_file():
+        if self._script.program and self._path.is_file() and self.exit_code in (None, 0):
             if "start a process for" in notes:
                 advice = f"{OWN_RANKS} {advice}"
             source = self._path.read_bytes().decode(errors="replace")

@@ -112,10 +112,21 @@ def check_source(script: Path, function: str | None = None) -> None:
         ) from None
     except OSError as error:
         raise ForetraceError(f"{script} can't be read ({error.strerror})", "Check its permissions.") from None
+    if any(isinstance(node, ast.ClassDef) and node.name == function and _is_model(node) for node in _top_level(tree)):
+        raise ForetraceError(
+            f"{script}:{function} is a model, not a step",
+            f"Name a function that builds the model, its optimizer and a batch, and returns what trains once; or let "
+            f"the script's own loop run on fake tensors: foretrace predict -- python {script}.",
+        )
     names = set(_names(tree))
     wanted = STEP_FUNCTIONS if function is None else (function,)
     if "*" not in names and names.isdisjoint(wanted):
         raise no_such_function(str(script), script, function, defined_functions(tree))
+
+
+def _is_model(node: ast.ClassDef) -> bool:
+    """Whether a class is a module of PyTorch by the name of its base."""
+    return any(ast.unparse(base).rpartition(".")[2] in ("Module", "LightningModule") for base in node.bases)
 
 
 def no_such_function(subject: str, script: Path, function: str | None, defined: list[str]) -> ForetraceError:

@@ -77,7 +77,9 @@ def _is_finite(value: Any) -> bool:
 
 
 def as_csv(document: Document) -> str:
-    """The tables of a result, which are the lists of records in its JSON; several have a line with its name each.
+    """The tables of a result, which are the lists of records in its JSON.
+
+    Several have a line with its name each, and the single figures come before them as a table of one row.
 
     >>> class Curve:
     ...     def to_dict(self): return {"scaling": [{"world": 1, "step_ms": 2.5}, {"world": 8}], "notes": ["a"]}
@@ -88,7 +90,9 @@ def as_csv(document: Document) -> str:
     <BLANKLINE>
     """
     whole = tidy(document.to_dict())
-    found = list(_tables(whole)) or [("", [{key: value for key, value in whole.items() if not _is_nested(value)}])]
+    found, single = list(_tables(whole)), {key: value for key, value in whole.items() if not _is_nested(value)}
+    if len(found) != 1:
+        found.insert(0, ("summary", [single]))
     text = io.StringIO()
     for number, (name, rows) in enumerate(found):
         if len(found) > 1:

@@ -291,12 +291,16 @@ def _none(searches: Sequence[Search], world: int, samples: int | None, fixed: Se
     if samples is not None and samples % world:
         dividing = [n for n in divisors(samples) if n <= 2 * world]
         near = min(dividing, key=lambda n: (abs(n - world), n))
-        advice = f"{near:,} GPUs would do, or a multiple of {world:,} samples."
+        advice = f"{near:,} GPU{'s' * (near > 1)} would do, or a multiple of {world:,} samples."
         if not errors:
-            return ForetraceError(f"no plan divides {samples:,} samples between {world:,} GPUs{kept}", advice)
+            return ForetraceError(
+                f"no plan divides {samples:,} samples between {world:,} GPU{'s' * (world > 1)}{kept}", advice
+            )
     if errors:
-        return ForetraceError(f"no plan can be simulated on {world:,} GPUs{kept}: {errors[0]}", advice)
-    return ForetraceError(f"no plan divides the step between {world:,} GPUs{kept}", advice)
+        return ForetraceError(
+            f"no plan can be simulated on {world:,} GPU{'s' * (world > 1)}{kept}: {errors[0]}", advice
+        )
+    return ForetraceError(f"no plan divides the step between {world:,} GPU{'s' * (world > 1)}{kept}", advice)
 
 
 def _add_ranges(
