@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -26,8 +26,7 @@ class RankCall(NamedTuple):
     """Which of that graph's collectives."""
 
 
-@dataclass(frozen=True, slots=True)
-class CollectiveMatch:
+class CollectiveMatch(NamedTuple):
     """One collective as it appears on every participating rank.
 
     Matched by process group and order, not by time: hosts drift, and a late rank is what we want to find.

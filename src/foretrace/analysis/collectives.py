@@ -110,8 +110,7 @@ def collective_times(graphs: list[Graph]) -> tuple[list[CollectiveTimes], list[s
     return found, list(dict.fromkeys(notes))
 
 
-@dataclass(eq=False)
-class MatchedGroup:
+class MatchedGroup(NamedTuple):
     """The collectives of one group that all its members show, in order."""
 
     name: str

@@ -269,8 +269,7 @@ class _Busy(NamedTuple):
     op: Longs
 
 
-@dataclass(eq=False)
-class _Thread:
+class _Thread(NamedTuple):
     id: int
     ops: Longs
     """Rows of the outermost calls into the dispatcher."""

@@ -121,8 +121,7 @@ def simulate_memory(
     )
 
 
-@dataclass
-class _Step:
+class _Step(NamedTuple):
     """Allocations and frees of a step, by row of its ops."""
 
     held: StorageTable

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from glob import has_magic
 from importlib import import_module
 from pathlib import Path
@@ -78,8 +77,7 @@ RANK_IN_NAME = re.compile(r"rank[-_.]?(\d{1,6})(?!\d)", re.I)
 _NUMBER = re.compile(r"[-_.](\d{1,6})(?:\.[a-z]+)*$", re.I)
 
 
-@dataclass
-class _RankFiles:
+class _RankFiles(NamedTuple):
     """The files of one rank by their format, and the rank that their names give."""
 
     rank: int | None

@@ -135,8 +135,7 @@ class Collective:
         return self.us > 0 and not self.is_sized
 
 
-@dataclass(frozen=True, slots=True)
-class HostGap:
+class HostGap(NamedTuple):
     """Measured host time that a model of calls may not have, as data loading or a long pause."""
 
     first: int
@@ -171,7 +170,7 @@ def moved_host_times(graph: Graph, position: Sequence[int], count: int) -> HostT
     for row in range(len(position) - 1, -1, -1) if graph.host_gaps else ():
         later[row] = position[row] if position[row] >= 0 else later[row + 1]
     moved = [(gap, later[gap.first], later[gap.beyond]) for gap in graph.host_gaps]
-    gaps = (replace(gap, first=first, beyond=max(beyond, first)) for gap, first, beyond in moved)
+    gaps = (gap._replace(first=first, beyond=max(beyond, first)) for gap, first, beyond in moved)
     return HostTimes(host_gaps=tuple(gaps), call_times=times)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -66,8 +65,7 @@ def with_compiled_regions(host: HostCosts, regions: Sequence[Span], calls: Graph
         entered = costs.backward if backward[span.first] else costs.entry + costs.argument * span.arguments
         before[span.first] += entered
     spread = MEASURED_SPREAD if costs.measured else SPREAD
-    return replace(
-        host,
+    return host._replace(
         before=before,
         gap=np.where(inside, costs.call, host.gap),
         to_launch=np.where(generated, np.maximum(0.0, costs.kernel - costs.call - host.launch), host.to_launch),
@@ -94,8 +92,7 @@ def with_graph_launches(
         to_launch[graph.first] = costs.launch(int(((launching >= graph.first) & (launching < graph.end)).sum()))
         if not whole:
             before[graph.first] = host.before[graph.first]
-    return replace(
-        host,
+    return host._replace(
         before=before,
         to_launch=to_launch,
         launch=np.where(inside, 0.0, host.launch),

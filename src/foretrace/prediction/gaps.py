@@ -96,7 +96,7 @@ def with_host_gaps(graph: Graph) -> Graph:
         return graph
     step = dispatched_calls(graph)
     rows = [*step.rows.tolist(), len(graph.ops)]
-    found = [replace(gap, first=rows[gap.first], beyond=rows[gap.beyond]) for gap in _host_gaps(graph, step.calls.ops)]
+    found = [gap._replace(first=rows[gap.first], beyond=rows[gap.beyond]) for gap in _host_gaps(graph, step.calls.ops)]
     taken, step_us = _times_of_calls(graph, step)
     spent = {rows[at]: float(taken[at]) for at in np.flatnonzero(taken).tolist()}
     return replace(graph, host_gaps=tuple(found), call_times=spent, measured_us=step_us)
@@ -172,7 +172,7 @@ def measured_gaps(
     gaps, found = Gaps.none(len(step.rows)), list(graph.host_gaps)
     if found:  # by the rows of the graph
         rows = np.searchsorted(step.rows, [(gap.first, gap.beyond) for gap in found]).tolist()
-        found = [replace(gap, first=first, beyond=beyond) for gap, (first, beyond) in zip(found, rows)]
+        found = [gap._replace(first=first, beyond=beyond) for gap, (first, beyond) in zip(found, rows)]
     known, modelled = np.append(before, 0.0), np.append(0.0, np.cumsum(before + inside))
     for gap in found or _host_gaps(graph, step.calls.ops):
         has = float(modelled[gap.beyond] - modelled[gap.first] if gap.beyond > gap.first else 0.0)

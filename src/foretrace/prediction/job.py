@@ -7,7 +7,6 @@ One rank alone is a job of one.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -90,8 +89,7 @@ def _at_speed(nbytes: int | tuple[int, ...], speed: float) -> int | tuple[int, .
     return round(nbytes / speed) if isinstance(nbytes, int) else tuple(round(one / speed) for one in nbytes)
 
 
-@dataclass(frozen=True, eq=False)
-class SimulatedJob:
+class SimulatedJob(NamedTuple):
     """A job that was simulated."""
 
     job: Job

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -26,8 +26,7 @@ OWN = "own"
 """What stands for a platform where the machine that a job was profiled on is meant."""
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(NamedTuple):
     """The machine that a prediction is asked for."""
 
     platform: Platform | None = None

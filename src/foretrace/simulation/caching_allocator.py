@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from foretrace.errors import ForetraceError
 
@@ -32,8 +33,7 @@ class OutOfMemoryError(Exception):
     """An allocation that does not fit, after all that is cached was released."""
 
 
-@dataclass(frozen=True)
-class AllocatorSettings:
+class AllocatorSettings(NamedTuple):
     """Settings of ``PYTORCH_CUDA_ALLOC_CONF`` that decide which memory is reserved.
 
     >>> AllocatorSettings.parse("expandable_segments:True,max_split_size_mb:128")

@@ -95,7 +95,7 @@ def with_contention(
         return duration
 
     slower, timeline = settle(job.tasks, slowed)
-    return replace(job, tasks=slower), timeline
+    return job._replace(tasks=slower), timeline
 
 
 def settle(tasks: TaskGraph, slowed: Callable[[Timeline], Floats]) -> tuple[TaskGraph, Timeline]:

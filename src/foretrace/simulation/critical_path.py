@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from foretrace.simulation.task_graph import Floats, Longs, TaskGraph, Timeline
 
 
-@dataclass(frozen=True, eq=False)
-class CriticalPath:
+class CriticalPath(NamedTuple):
     """Tasks in time order. Leg ``i`` is on ``task[i]`` from ``start[i]`` to ``end[i]``.
 
     ``gap[i]`` is the time between the end of the leg before and the start of this one: in it, nothing that the

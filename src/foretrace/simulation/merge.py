@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,8 +70,7 @@ class RankTasks:
         return self.scaled(np.where(self.tasks.on_host, times, 1.0))
 
 
-@dataclass(frozen=True, eq=False)
-class JobTasks:
+class JobTasks(NamedTuple):
     """The task graph of all ranks, and where ranks and transfers stand in it."""
 
     ranks: Sequence[RankTasks]
@@ -86,7 +86,7 @@ class JobTasks:
         """The tasks with each transfer so much later than its last arrival."""
         lag, arriving = self.tasks.lag.copy(), [len(tasks) for tasks in self.arrivals]
         lag[len(lag) - sum(arriving) :] = np.repeat(us, arriving)
-        return replace(self, tasks=replace(self.tasks, lag=lag))
+        return self._replace(tasks=replace(self.tasks, lag=lag))
 
     def labelled(self, timeline: Timeline) -> TaskGraph:
         """The task graph with kind, rank and row of each task; a transfer has those of the rank that arrived last."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -132,8 +133,7 @@ def _check_edges(pairs: Ints, tasks: int) -> None:
         raise ValueError(f"task {after} waits for task {before}, which does not come before it")
 
 
-@dataclass(frozen=True, eq=False)
-class Timeline:
+class Timeline(NamedTuple):
     """Start and end of each task of a task graph, in microseconds."""
 
     start: Floats

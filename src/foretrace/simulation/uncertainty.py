@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,8 +30,7 @@ CHAINS_AT_ONCE = 256
 """Chains whose times are added up at once: these stay in the cache."""
 
 
-@dataclass(frozen=True, eq=False)
-class Uncertainty:
+class Uncertainty(NamedTuple):
     """How far durations may be off: as log-normal factors, one for each group of tasks.
 
     The logarithm of a group's factor is a standard normal number times its ``up`` where that is positive, else times

@@ -182,7 +182,7 @@ def test_eager_calls_of_a_large_model_take_longer_than_alone(calls, factor):
 def test_a_host_whose_large_steps_were_measured_says_how_much_longer_they_take():
     assert Host.read(SHIPPED / "h200" / "host.json").large_step == 1.0
     calls = 2 * LARGE_STEP
-    alone = replace(priced([Op("aten::mm")] * calls, [1] * calls), large_step=1.0)
+    alone = priced([Op("aten::mm")] * calls, [1] * calls)._replace(large_step=1.0)
     assert of_large_step(alone, np.ones(calls, bool)).to_launch.tolist() == alone.to_launch.tolist()
 
 

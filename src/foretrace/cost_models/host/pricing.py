@@ -7,9 +7,9 @@ each term falls before it; a calibration fits the cost of each term.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import astuple, dataclass, fields
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,8 +42,7 @@ REPLANNED = ("aten::addcdiv_", "aten::_foreach_addcdiv_")
 shape."""
 
 
-@dataclass(frozen=True, eq=False)
-class HostCosts:
+class HostCosts(NamedTuple):
     """Microseconds of host time, a row for each call. Waiting for the device is not included."""
 
     before: Floats
@@ -108,8 +107,7 @@ def of_large_step(host: HostCosts, eager: NDArray[np.bool_], share: float = 1.0)
     """
     longer = np.interp(eager.sum() / share, (SMALL_STEP, LARGE_STEP), (1.0, host.large_step))
     factor = np.where(eager, longer, 1.0)
-    return replace(
-        host,
+    return host._replace(
         before=factor * host.before,
         gap=factor * host.gap,
         to_launch=factor * host.to_launch,

@@ -127,7 +127,7 @@ class ScaledCalls:
         if not scaling.base:  # whose times have it already
             spread = np.hypot(spread, self._machine_spread(costs.op, typical, start_us * scaling.start, scaling))
         wider = np.exp(SIGMAS_TO_P90 * spread)
-        scaled = replace(costs, low=low / wider, typical=typical, high=high * wider)
+        scaled = costs._replace(low=low / wider, typical=typical, high=high * wider)
         if not scaling.ratios:
             return scaled
         return self._by_ratios(scaled, measured, start_us * scaling.start, device, scaling)
@@ -148,7 +148,7 @@ class ScaledCalls:
         one, other = (self.scale(costs, start_us, device, each) for each in (own, others))
         attends = np.array([ATTENTION in op.name for op in self.ops], np.bool_)[costs.op]
         us = {name: np.where(attends, getattr(one, name), getattr(other, name)) for name in ("low", "typical", "high")}
-        return replace(other, **us)
+        return other._replace(**us)
 
     def _by_ratios(
         self, scaled: KernelCosts, costs: KernelCosts, start_us: float, device: Device, scaling: CrossDeviceScaling
@@ -161,7 +161,7 @@ class ScaledCalls:
         number[known.place] = np.arange(len(known.place))
         rows = np.flatnonzero(number[costs.op] >= 0)
         which, us = number[costs.op[rows]], costs.typical[rows]
-        result = replace(scaled, **{name: getattr(scaled, name).copy() for name in ("low", "typical", "high")})
+        result = scaled._replace(**{name: getattr(scaled, name).copy() for name in ("low", "typical", "high")})
         typical = us * known.ratio[which] * kept
         whole = np.bincount(costs.op[rows], typical, len(self.ops))[known.place]
         typical *= np.maximum(1.0, self._least_us(known.place.tolist(), device) / whole)[which]

@@ -7,7 +7,6 @@ import json
 import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -79,8 +78,7 @@ class TimedCall(NamedTuple):
         return cls([short_name(name) for name, _ in launched], us, us, 0.0)
 
 
-@dataclass(frozen=True, eq=False)
-class ExactTimes:
+class ExactTimes(NamedTuple):
     """Timed calls by their `case_key`."""
 
     calls: Mapping[str, TimedCall]

@@ -10,7 +10,6 @@ Families are imported in training images, where a calibration runs: numpy and th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
@@ -34,8 +33,7 @@ GEMM_SIZES = ("batch", "m", "n", "k", "processors")
 """The size of a GEMM, the first four as base-2 logarithms, and the number of SMs that share it."""
 
 
-@dataclass(frozen=True, slots=True)
-class CallContext:
+class CallContext(NamedTuple):
     """The device and settings that the time of a call depends on, apart from its arguments."""
 
     device: Device

@@ -7,7 +7,6 @@ import json
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -184,8 +183,7 @@ class ModelledCalls(NamedTuple):
         return ModelledCalls(self.us[which], self.low[which], self.high[which], self.covered[which], self.known[which])
 
 
-@dataclass(frozen=True, eq=False)
-class FamilyModel:
+class FamilyModel(NamedTuple):
     """Times of a family's calls on one device."""
 
     family: Family
@@ -223,7 +221,7 @@ class FamilyModel:
             "columns": np.array(self.family.columns),
             "most_roof_us": np.array(self.most_roof_us),
             **self.errors.arrays(),
-            **({f"support.{name}": array for name, array in vars(self.support).items()} if self.support else {}),
+            **({f"support.{name}": array for name, array in self.support._asdict().items()} if self.support else {}),
             **self.estimator.arrays(),
             **(self.sequences.arrays() if self.sequences else {}),
         }
@@ -252,8 +250,7 @@ class FamilyModel:
             ) from None
 
 
-@dataclass(frozen=True, eq=False)
-class DeviceModels:
+class DeviceModels(NamedTuple):
     """All models of a device."""
 
     families: Mapping[str, FamilyModel]

@@ -54,8 +54,7 @@ RESIDENCY_ERROR = 0.4
 time of 26 recorded steps is in calls that lie in their ranges."""
 
 
-@dataclass(eq=False)
-class KernelCosts:
+class KernelCosts(NamedTuple):
     """Kernels in launch order."""
 
     op: NDArray[np.int32]
@@ -102,7 +101,7 @@ def price_kernels(graph: Graph, rows: NDArray[np.int32], platform: Platform) -> 
         )
     # A CPU does a call itself: there are no kernels whose names would tell more than the call's.
     names = [calls[place].name for place in costs.op.tolist()] if kind == "cpu" else costs.name
-    return replace(costs, op=row_of[costs.op], name=names)
+    return costs._replace(op=row_of[costs.op], name=names)
 
 
 def _pinned_calls(graph: Graph, rows: NDArray[np.int32], calls: Sequence[Op]) -> set[int]:
@@ -282,7 +281,7 @@ def price_calls(
     for method, group in groups.items():
         if method.prior and models.prior:
             costs = models.prior.price(group.repeated(calls.tf32, calls.warm), device)
-            parts.append(replace(costs, op=np.array(group.place)[costs.op]))
+            parts.append(costs._replace(op=np.array(group.place)[costs.op]))
         elif method.batched:
             parts.append(_by_published_times(group, models.fallback))
         elif not method.model:

@@ -9,8 +9,7 @@ range of its error, and how often such calls are far off.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,8 +35,7 @@ MAX_LOG_ERROR = 50.0
 """Logarithm of the largest error that a file may hold: no model has it, and more can't be computed with."""
 
 
-@dataclass(frozen=True)
-class ErrorRange:
+class ErrorRange(NamedTuple):
     """Errors of a model on held-out calls, by levels of their difficulty."""
 
     edges: Floats
@@ -110,8 +108,7 @@ def _far_off(log_errors: Floats) -> float:
     return float(np.mean(np.abs(np.exp(-log_errors) - 1) > FAR_OFF)) if len(log_errors) else 0.0
 
 
-@dataclass(frozen=True)
-class Support:
+class Support(NamedTuple):
     """Where a model's calls lie: the range of each feature, by the first one, which tells ops apart."""
 
     codes: Floats

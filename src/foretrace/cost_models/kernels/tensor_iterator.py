@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from foretrace.cost_models.kernels.family import Description
 from foretrace.cost_models.kernels.features import alignment, dtype_code, is_dense, log
@@ -23,8 +23,7 @@ POINTWISE_COLUMNS = (
 """Names of what `pointwise` adds to a family's own features."""
 
 
-@dataclass(frozen=True, slots=True)
-class Traversal:
+class Traversal(NamedTuple):
     """The merged dimensions, innermost first, and each operand's stride along each, in elements."""
 
     sizes: tuple[int, ...]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,8 +52,7 @@ SAME_THREAD = 0.9
 """Share of a thread's launches that must lie inside another thread's ops for the two to count as one thread."""
 
 
-@dataclass
-class Clock:
+class Clock(NamedTuple):
     """The earliest timestamp of a trace, and microseconds per unit of its timestamps."""
 
     first: Any

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,8 +49,7 @@ SETTINGS = {
 }
 
 
-@dataclass(frozen=True)
-class Forest:
+class Forest(NamedTuple):
     """Trees one after the other in flat arrays; the prediction for a row is the sum over them.
 
     A node with ``feature`` -1 is a leaf, and its ``threshold`` the value. Any other sends a row to the next node if its

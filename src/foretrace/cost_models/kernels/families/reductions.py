@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from foretrace.cost_models.kernels.family import CallContext, Description, Family
 from foretrace.cost_models.kernels.features import (
@@ -120,8 +120,7 @@ Dims = list[tuple[int, int]]
 """Size and stride of dimensions, innermost first."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReducePlan:
+class ReducePlan(NamedTuple):
     """Blocks and threads of a reduction: PyTorch's ``setReduceConfig``."""
 
     reduced: Dims
