@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from foretrace.cost_models.kernels.batched_lookups import batched_lookup_us, batched_sizes
-from foretrace.cost_models.kernels.families.lookups import index_statistics
+from foretrace.cost_models.kernels.batched_lookups import batched_lookup_us
+from foretrace.cost_models.kernels.families.lookups import batched_sizes, index_statistics
 from foretrace.cost_models.kernels.pricing import price_kernels
 from foretrace.cost_models.kernels.roofline import EXTRAPOLATED
 from foretrace.graph import Graph, Indices, Op, OpTable, Tensor

@@ -6,24 +6,16 @@ Priced as bytes at a share of the memory bandwidth. The shares are fitted on pub
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
 
-from foretrace.graph import Indices, Op, Tensor
-from foretrace.graph.operators import FBGEMM
+from foretrace.cost_models.kernels.families.lookups import BATCHED_BACKWARD, batched_sizes
+from foretrace.graph import Indices, Op
 from foretrace.platform.device import Device
 from foretrace.platform.typed_json import Positive, read_as
 
 TBE_FILE = Path(__file__).with_name("batched_lookups.json")
-FORWARD = re.compile(rf"{FBGEMM}(split|dense|ssd)_embedding_(nobag_)?codegen_(lookup_(\w+_)?function\w*|forward_\w+)$")
-BACKWARD = re.compile(
-    rf"{FBGEMM}(split|dense|ssd)_embedding_(nobag_)?backward_codegen_(?P<optimizer>\w+?)_(un)?weighted"
-)
-IDS = ("int64", "int32")
 ID_BYTES = 8
 STATES = {"sgd": 0, "dense": 0, "none": 0, "adagrad": 1, "lars_sgd": 1, "adam": 2, "lamb": 2, "partial_rowwise_adam": 1,
           "partial_rowwise_lamb": 1}  # fmt: skip
@@ -48,59 +40,6 @@ class TbeModel:
         return read_as(cls, TBE_FILE)
 
 
-class BatchedSizes(NamedTuple):
-    """Sizes of all tables together."""
-
-    rows: int
-    dim: int
-    """The mean of all tables."""
-    ids: Tensor
-    examples: int
-    width: int
-    """Of a row of the result, with the embeddings of all tables."""
-    itemsize: int
-    pooled_itemsize: int
-
-
-def is_batched_lookup(name: str) -> bool:
-    """Whether an op is a table-batched lookup, or its backward.
-
-    >>> is_batched_lookup("fbgemm::split_embedding_codegen_forward_unweighted_pt2_wrapper")
-    True
-    >>> is_batched_lookup("fbgemm::permute_2D_sparse_data")
-    False
-    """
-    return name.startswith(FBGEMM) and bool(FORWARD.match(name) or BACKWARD.match(name))
-
-
-def batched_sizes(op: Op) -> BatchedSizes | None:
-    """Sizes of a table-batched call; None where its tensors do not tell.
-
-    Versions of FBGEMM differ in the order of arguments. Offsets have one element more than tables times examples, right
-    after the ids; where each table begins in a row of the result, one more than tables.
-    """
-    made = op.produced if FORWARD.match(op.name) else op.tensors
-    rows = [t for t in made if len(t.shape) == 2 and t.dtype not in IDS]
-    weights = max((t for t in op.tensors if t.dtype not in IDS and len(t.shape) == 1), key=lambda t: t.numel,
-                  default=None)  # fmt: skip
-    if not rows or weights is None:
-        return None
-    examples, width = rows[0].shape
-    lists = [tensor for tensor in op.tensors if tensor.dtype in IDS and len(tensor.shape) == 1]
-    begins = {tensor.shape[0] - 1 for tensor in lists}
-    for ids, offsets in pairwise(lists):
-        bags, tables = offsets.shape[0] - 1, 1
-        if "nobag" not in op.name:
-            tables = bags // max(1, examples)
-            if not tables or bags != tables * examples or (tables > 1 and tables not in begins):
-                continue
-        elif ids.shape[0] != examples:
-            continue
-        dim = max(1, width // tables)
-        return BatchedSizes(weights.numel // dim, dim, ids, examples, width, weights.itemsize, rows[0].itemsize)
-    return None
-
-
 def batched_lookup_us(op: Op, found: Indices | None, device: Device) -> float | None:
     """Microseconds of a table-batched call, given the statistics of its ids; None where its tensors do not tell.
 
@@ -111,7 +50,7 @@ def batched_lookup_us(op: Op, found: Indices | None, device: Device) -> float | 
         return None
     model, row, ids = TbeModel.shipped(), sizes.dim * sizes.itemsize, sizes.ids.numel
     rate = device.memory_gbps * 1e3
-    backward = BACKWARD.match(op.name)
+    backward = BATCHED_BACKWARD.match(op.name)
     if not backward:
         moved = ids * (row + ID_BYTES) + sizes.examples * sizes.width * sizes.pooled_itemsize
         return moved / model.looked_up_share / rate

@@ -17,12 +17,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.cost_models.kernels.batched_lookups import TbeModel, batched_lookup_us, is_batched_lookup
 from foretrace.cost_models.kernels.decomposition import parts_of
 from foretrace.cost_models.kernels.estimators.dataset import Dataset, roofline_terms
 from foretrace.cost_models.kernels.exact import TimedCall
 from foretrace.cost_models.kernels.families import Description, context_of, family_of
-from foretrace.cost_models.kernels.families.lookups import index_statistics
+from foretrace.cost_models.kernels.families.lookups import index_statistics, is_batched_lookup
 from foretrace.cost_models.kernels.family import Family
 from foretrace.cost_models.kernels.model import DeviceModels, Launched, device_models
 from foretrace.cost_models.kernels.roofline import EXTRAPOLATED, FALLBACK, MEASURED, MODEL, RooflineFallback, work_of
@@ -295,8 +294,11 @@ def _described(
     op: Op, indices: Indices | None, tf32: Tf32, device: Device, models: DeviceModels, pinned: bool
 ) -> tuple[_Method, Description]:
     """How a call is priced, and its features and roofline."""
-    if is_batched_lookup(op.name) and (us := batched_lookup_us(op, indices, device)) is not None:
-        return _Method(batched=True), Description((us,), work_of(op))
+    if is_batched_lookup(op.name):
+        from foretrace.cost_models.kernels.batched_lookups import batched_lookup_us  # few models have any
+
+        if (us := batched_lookup_us(op, indices, device)) is not None:
+            return _Method(batched=True), Description((us,), work_of(op))
     family = family_of(op)
     if family is None:
         return _Method(prior=models.prior is not None), Description((), work_of(op))
@@ -331,6 +333,8 @@ def _by_roofline(calls: _Group, device: Device, fallback: RooflineFallback) -> K
 
 def _by_published_times(calls: _Group, fallback: RooflineFallback) -> KernelCosts:
     """One kernel per table-batched lookup: published measurements are of few sizes."""
+    from foretrace.cost_models.kernels.batched_lookups import TbeModel
+
     us = np.array([described.features[0] for described in calls.described])[calls.which] + fallback.start_us
     spread, names = 1 + TbeModel.shipped().spread, [calls.op[which].name for which in calls.which]
     return KernelCosts(np.array(calls.place), names, us / spread, us, us * spread, np.full(len(us), EXTRAPOLATED))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import NamedTuple
 
-from foretrace.cost_models.kernels.batched_lookups import batched_sizes, is_batched_lookup
 from foretrace.cost_models.kernels.family import CallContext, Description, Family
 from foretrace.cost_models.kernels.features import (
     BLOCK_SORT,
@@ -32,7 +33,7 @@ from foretrace.cost_models.kernels.features import (
 from foretrace.cost_models.kernels.features import REUSE_COLUMNS as REUSE
 from foretrace.cost_models.kernels.roofline import Work
 from foretrace.graph import Indices, Op, Tensor, Value
-from foretrace.graph.operators import EMBEDDING_BAGS, LOOKUPS
+from foretrace.graph.operators import EMBEDDING_BAGS, FBGEMM, LOOKUPS
 from foretrace.platform.measurements.cases import Case, Draw, Ids
 
 ROWS = ("aten::embedding", "aten::index_select")
@@ -56,6 +57,13 @@ BLOCK_ROUND_TRIPS = 4.4
 """Memory round trips of a block that copies a row; an SM runs as many blocks at once as a warp has lanes."""
 ATOMICS, ATOMICS_TO_ONE = 640, 140
 """Atomic additions during a memory round trip: of an SM, and to one address."""
+BATCHED_FORWARD = re.compile(
+    rf"{FBGEMM}(split|dense|ssd)_embedding_(nobag_)?codegen_(lookup_(\w+_)?function\w*|forward_\w+)$"
+)
+BATCHED_BACKWARD = re.compile(
+    rf"{FBGEMM}(split|dense|ssd)_embedding_(nobag_)?backward_codegen_(?P<optimizer>\w+?)_(un)?weighted"
+)
+ID_DTYPES = ("int64", "int32")
 
 
 class Sizes(NamedTuple):
@@ -363,3 +371,59 @@ _OPS = {
     "sparse_update": _sparse_update,
     "coalesce": _coalesce,
 }
+
+
+# FBGEMM's table-batched lookups: one call for all tables of a rank
+
+
+class BatchedSizes(NamedTuple):
+    """Sizes of all tables together."""
+
+    rows: int
+    dim: int
+    """The mean of all tables."""
+    ids: Tensor
+    examples: int
+    width: int
+    """Of a row of the result, with the embeddings of all tables."""
+    itemsize: int
+    pooled_itemsize: int
+
+
+def is_batched_lookup(name: str) -> bool:
+    """Whether an op is a table-batched lookup, or its backward.
+
+    >>> is_batched_lookup("fbgemm::split_embedding_codegen_forward_unweighted_pt2_wrapper")
+    True
+    >>> is_batched_lookup("fbgemm::permute_2D_sparse_data")
+    False
+    """
+    return name.startswith(FBGEMM) and bool(BATCHED_FORWARD.match(name) or BATCHED_BACKWARD.match(name))
+
+
+def batched_sizes(op: Op) -> BatchedSizes | None:
+    """Sizes of a table-batched call; None where its tensors do not tell.
+
+    Versions of FBGEMM differ in the order of arguments. Offsets have one element more than tables times examples, right
+    after the ids; where each table begins in a row of the result, one more than tables.
+    """
+    made = op.produced if BATCHED_FORWARD.match(op.name) else op.tensors
+    rows = [t for t in made if len(t.shape) == 2 and t.dtype not in ID_DTYPES]
+    weights = max((t for t in op.tensors if t.dtype not in ID_DTYPES and len(t.shape) == 1), key=lambda t: t.numel,
+                  default=None)  # fmt: skip
+    if not rows or weights is None:
+        return None
+    examples, width = rows[0].shape
+    lists = [tensor for tensor in op.tensors if tensor.dtype in ID_DTYPES and len(tensor.shape) == 1]
+    begins = {tensor.shape[0] - 1 for tensor in lists}
+    for ids, offsets in pairwise(lists):
+        bags, tables = offsets.shape[0] - 1, 1
+        if "nobag" not in op.name:
+            tables = bags // max(1, examples)
+            if not tables or bags != tables * examples or (tables > 1 and tables not in begins):
+                continue
+        elif ids.shape[0] != examples:
+            continue
+        dim = max(1, width // tables)
+        return BatchedSizes(weights.numel // dim, dim, ids, examples, width, weights.itemsize, rows[0].itemsize)
+    return None
