@@ -136,10 +136,8 @@ def _reader(kind: Any, rules: Rules) -> Reader:
 
 
 def _dataclass_reader(kind: Any, rules: Rules) -> Reader:
-    hints, known = (
-        get_type_hints(kind, include_extras=True),
-        [one for one in fields(kind) if one.name not in rules.unread],
-    )
+    hints = get_type_hints(kind, include_extras=True)
+    known = [field for field in fields(kind) if field.name not in rules.unread]
     needed = [field.name for field in known if field.default is MISSING and field.default_factory is MISSING]
     readers = {field.name: _reader(hints[field.name], rules) for field in known}
 
@@ -161,10 +159,9 @@ def _dict_reader(key: Callable[[str], Any], item: Reader) -> Reader:
     def read(values: Any) -> Any:
         if not isinstance(values, dict):
             raise _wrong(values, "an object")
+        found = {name: _read(item, value, name) for name, value in values.items()}
         try:
-            return {key(name): _read(item, value, name) for name, value in values.items()}
-        except FieldError:
-            raise
+            return found if key is str else {key(name): value for name, value in found.items()}
         except ValueError:
             raise _wrong(values, "an object with numbers as names") from None
 
