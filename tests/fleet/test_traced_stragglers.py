@@ -9,6 +9,7 @@ import pytest
 from foretrace.analysis.collectives import collective_times
 from foretrace.fleet.traced_stragglers import _stages, step_stragglers
 from foretrace.graph import Graph, Job, Span
+from foretrace.report.fleet import straggler_facts
 from tests.analysis.builders import Runtime, all_reduce, job, launch, rank
 
 NAMES = ["ProfilerStep#7"]
@@ -44,6 +45,13 @@ def test_a_rank_with_longer_kernels_costs_what_its_kernels_do():
     assert found.by_worker[0].slowdown == pytest.approx(found.slowdown)
     assert all(row.slowdown == pytest.approx(1.0) for row in found.by_worker[1:])
     assert found.heat[2][0] > found.heat[0][0]
+
+
+def test_slow_ranks_that_are_the_faster_ones_where_it_counts_save_nothing_and_that_is_said():
+    found = step_stragglers(with_step(ahead(20), ahead(20), ahead(80)), NAMES)
+    found = replace(found, without_workers=-0.5, explained_s=0.004, ideal_s=0.002)
+    (said,) = [fact for fact in straggler_facts(found) if fact[0] == "M_W"]
+    assert said[1] == "0 %" and said[2].endswith("the step takes 1.00 ms longer then: where it counts these are faster")
 
 
 def test_stages_follow_what_ranks_send_each_other():

@@ -224,14 +224,21 @@ def straggler_facts(job: StragglerReport) -> list[Fact]:
     """The most important figures of a job's stragglers."""
     slowest = ", ".join(map(str, job.slowest_workers))
     took, ideal = (f"{each:.3f} s" if each >= 1 else f"{ms(each * 1e3)} ms" for each in (job.step_s, job.ideal_s))
-    of_workers, of_stage = (percent(min(1.0, part)) for part in (job.without_workers, job.without_last_stage or 0.0))
-    last = ("M_S", of_stage, f"of it goes away with an even last stage: {job.last_stage}")
+    of_workers = _removed(job, job.without_workers, f"if the slowest are as fast as others: rank {slowest}")
+    last = _removed(job, job.without_last_stage or 0.0, f"with an even last stage: {job.last_stage}")
     return [
         ("step", took, f"from its first span to its last, the mean of all; {ideal} if all workers were equally fast"),
         ("slowdown", f"{job.slowdown:.3f}", "times as long as that"),
-        ("M_W", of_workers, f"of it goes away if the slowest are as fast as others: rank {slowest}"),
-        *([last] if job.by_stage else []),
+        ("M_W", *of_workers),
+        *([("M_S", *last)] if job.by_stage else []),
     ]
+
+
+def _removed(job: StragglerReport, share: float, where: str) -> tuple[str, str]:
+    """How much of a slowdown goes away in a setting; where a step is longer there, by how much."""
+    longer_ms = -share * (job.explained_s - job.ideal_s) * 1e3
+    instead = f"; the step takes {ms(longer_ms)} ms longer then: where it counts these are faster" if share < 0 else ""
+    return percent(min(max(share, 0.0), 1.0)), f"of it goes away {where}{instead}"
 
 
 def straggler_tables(job: StragglerReport) -> list[tuple[str, list[tuple[str, float]]]]:
