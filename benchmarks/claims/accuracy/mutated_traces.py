@@ -190,13 +190,22 @@ def as_json(text: bytes) -> bytes:
 
 
 def some_of(events: list[Any]) -> list[Any]:
-    """Events of every category, those of devices with their launches."""
-    device = [e for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "mtia_ccp_events")][: EVENTS // 4]
+    """Events of every category, those of devices with their launches, and some calls of each step with those around."""
+    device = [e for e in events if e.get("cat") in ("kernel", "Kernel", "gpu_memcpy", "mtia_ccp_events")]
+    device = device[:: len(device) // (EVENTS // 4) + 1]
     launched = {e.get("args", {}).get("correlation") for e in device}
-    calls = [e for e in events if "_runtime" in str(e.get("cat")) and e.get("args", {}).get("correlation") in launched]
+    calls = [
+        e for e in events if "runtime" in str(e.get("cat")).lower() and e.get("args", {}).get("correlation") in launched
+    ]
     marks = [e for e in events if str(e.get("name")).startswith(("ProfilerStep", "[pytorch", "gloo", "nccl", "c10d"))]
-    taken = {id(event): event for event in [*events[:EVENTS], *marks[:50], *calls, *device, *events[-50:]]}
-    return list(taken.values())
+    begins = [at for at, event in enumerate(events) if str(event.get("name")).startswith("ProfilerStep")]
+    inside = [event for at in begins[:4] for event in events[max(at - EVENTS // 4, 0) : at + EVENTS // 4]]
+    taken = {id(event): event for event in [*events[:EVENTS], *marks[:50], *calls, *device, *events[-50:], *inside]}
+    by_id = {event["id"]: event for event in events if "ctrl_deps" in event}
+    for around in [event for event in taken.values() if "ctrl_deps" in event]:
+        while (around := by_id.get(around["ctrl_deps"])) is not None and id(around) not in taken:
+            taken[id(around)] = around
+    return [event for event in events if id(event) in taken]
 
 
 def mutated(rng: random.Random, text: bytes) -> tuple[str, bytes]:
