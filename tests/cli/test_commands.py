@@ -48,6 +48,8 @@ class Command(NamedTuple):
     line: str
     shown: str
     """What the page shows below it."""
+    step: float | None
+    """The step time that the page shows, of a sample with one."""
 
     @property
     def refused(self) -> bool:
@@ -68,15 +70,26 @@ def commands(page: str) -> Iterator[Command]:
             words, after = found[1], at + 1
             while words.endswith("\\"):
                 words, after = f"{words[:-1]} {lines[after].strip()}", after + 1
-            yield Command(
-                page, re.split(r"\s+#|\s{4,}", words)[0].strip(), lines[after].strip() if after < len(lines) else ""
-            )
+            shown = lines[after].strip() if after < len(lines) else ""
+            step = step_in("\n".join(lines[after : after + HEADLINE])) if line.lstrip().startswith("$") else None
+            yield Command(page, re.split(r"\s+#|\s{4,}", words)[0].strip(), shown, step)
 
+
+def step_in(text: str) -> float | None:
+    """The first step time of a headline, the one before where there are two; milliseconds or seconds."""
+    found = re.search(r"^\s*step +([\d.]+)", text, re.MULTILINE)
+    return float(found[1]) if found else None
+
+
+HEADLINE = 5
+"""Lines of a sample in which its step time stands."""
+STALE = 0.005
+"""A sample whose step time is off by more is to be made anew: python docs/samples.py."""
 
 ALL = [command for page in PAGES for command in commands(page)]
 TO_RUN = {
     re.sub(r" --top \d+|  +", " ", command.line).strip(): command  # rows that are shown cost nothing
-    for command in ALL
+    for command in sorted(ALL, key=lambda command: command.step is not None)
     if not PLACEHOLDER.search(command.line) and not any(re.search(why, command.line) for why in ELSEWHERE)
 }
 
@@ -163,6 +176,8 @@ def test_a_command_of_the_docs_runs(sandbox, foretrace, line):
         ran = foretrace(*words[1:])
         assert (ran.code != 0) == sandbox.refused, ran.err
         assert ran.out or ran.err
+        if sandbox.step and "examples/" in line:
+            assert step_in(ran.out) == pytest.approx(sandbox.step, rel=STALE), f"python docs/samples.py: {sandbox.page}"
         return
     program = re.sub(r"\bforetrace (?=record|export)", f"{shlex.quote(sys.executable)} -m foretrace ", line)
     program = re.sub(r"\bpython (?=\S+\.py)", f"{shlex.quote(sys.executable)} ", program)
