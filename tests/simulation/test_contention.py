@@ -32,7 +32,7 @@ def test_a_kernel_beside_a_collective_takes_longer() -> None:
 
 
 def test_a_collective_that_a_host_thread_runs_slows_no_kernel_and_is_slowed_by_none() -> None:
-    rank = replace(job(overlaps=True).ranks[0], beside=np.array([True]))
+    rank = replace(job(overlaps=True).ranks[0], overlapping=np.array([True]))
     of_host = merge_ranks([rank], [[(0, 0)]], np.array([100.0]))
     slower, timeline = with_contention(of_host, [NO_OVERLAP], HALF_AS_LONG_AGAIN)
     assert slower.tasks.duration.tolist() == [10.0, 0.0, 20.0, 100.0]

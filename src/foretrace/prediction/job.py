@@ -127,8 +127,8 @@ def simulate_job(
     if skew.any():
         notes.append(_skew_note(skew, ranks))
     if overrides.ranks:
-        usual = price_transfers(matches, fabric, gpus_per_node).typical
-        _, without, _ = run_ranks([rank.tasks for rank in ranks], ranks, matches, usual)
+        unchanged = price_transfers(matches, fabric, gpus_per_node).typical
+        _, without, _ = run_ranks([rank.tasks for rank in ranks], ranks, matches, unchanged)
         before = without.span / 1e3
         change = timeline.span / 1e3 / before - 1
         how.append(f"without these assumptions the span is {before:.2f} ms: they change it by {100 * change:+.1f} %")

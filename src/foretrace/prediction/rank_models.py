@@ -259,8 +259,8 @@ def repeated_tasks(rank: MeasuredRank, tasks: RankTasks, times: int) -> tuple[Ra
     if len(one.release):
         several = replace(several, release=np.append(one.release, np.zeros(count * (times - 1))))
     arrival = np.where(tasks.arrival >= 0, tasks.arrival + step * count, -1).ravel()
-    beside, leaves = (None if some is None else np.tile(some, times) for some in (tasks.beside, tasks.leaves))
-    return RankTasks(several, arrival, beside, leaves), (step.ravel() + 1) * count
+    overlapping, leaves = (None if some is None else np.tile(some, times) for some in (tasks.overlapping, tasks.leaves))
+    return RankTasks(several, arrival, overlapping, leaves), (step.ravel() + 1) * count
 
 
 def _queue_edges(rank: MeasuredRank, one: TaskGraph, times: int) -> Pairs:
@@ -329,8 +329,8 @@ def measured_rank_tasks(graph: Graph, segments: Segments) -> MeasuredRankTasks:
     arrival = np.array([kernel_task[c.kernel] if c.kernel >= 0 else -1 for c in graph.collectives], np.int64)
     tasks = replace(tasks, lag=lag + stall[tasks.after], release=np.where(free, timeline.start, 0.0))
     by_host = host_collective_kernels(graph)
-    beside = np.isin([c.kernel for c in graph.collectives], by_host) if 0 < len(by_host) < len(kernels) else None
-    rank = RankTasks(tasks, arrival, beside)
+    overlapping = np.isin([c.kernel for c in graph.collectives], by_host) if 0 < len(by_host) < len(kernels) else None
+    rank = RankTasks(tasks, arrival, overlapping)
     call = graph.kernels.call[measured.row[kernels]]
     # Where clocks disagree by more than a launch takes, no edge says that a kernel had to be launched first.
     since_launch = timeline.start[kernels] - np.append(graph.calls.end, -np.inf)[call]

@@ -27,7 +27,7 @@ class RankTasks:
     tasks: TaskGraph
     arrival: Longs
     """For each collective of the rank's graph the task that is its arrival; -1 for none."""
-    beside: NDArray[np.bool_] | None = None
+    overlapping: NDArray[np.bool_] | None = None
     """Whether each collective takes no part of what does the rank's work, as one that a thread of the host runs beside
     a GPU; None where all do."""
 
@@ -37,7 +37,7 @@ class RankTasks:
 
     def contending(self, tasks: Longs) -> Longs:
         """Of tasks given for each collective, -1 for none, those that slow the rank's work, and are slowed by it."""
-        return tasks[(tasks >= 0) if self.beside is None else (tasks >= 0) & ~self.beside]
+        return tasks[(tasks >= 0) if self.overlapping is None else (tasks >= 0) & ~self.overlapping]
 
     @cached_property
     def stays(self) -> NDArray[np.bool_]:

@@ -11,7 +11,7 @@ import torch
 from foretrace.errors import ForetraceError
 from foretrace.graph import Graph
 from foretrace.graph.graph import cautions
-from foretrace.record.sketch.assumptions import DISTINCT, RETURNED, SELECTED, TOLD, VARIABLE
+from foretrace.record.sketch.assumptions import DISTINCT, RETURNED, SELECTED, SPECIFIED, VARIABLE
 from foretrace.record.sketch.sketch import sketch
 
 LIBRARY = "foretrace_tests"
@@ -112,7 +112,7 @@ def test_shares_and_values_are_set_by_line(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv(VARIABLE, f"{said},mask=0.25")
     values, graph = sketched(step)
     assert values == [10, 25, 3.0, 3, True]
-    assert not cautions(graph.notes) and any(note.startswith(f"assumed: {TOLD} (") for note in graph.notes)
+    assert not cautions(graph.notes) and any(note.startswith(f"assumed: {SPECIFIED} (") for note in graph.notes)
 
 
 @pytest.mark.parametrize("said", ["0.1", "train.py:3=half", "train.py=0.1"])

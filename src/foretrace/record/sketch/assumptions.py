@@ -64,7 +64,7 @@ VARIABLE = "FORETRACE_ASSUME"
 the elements that a mask on a line passes, and the share for all other lines."""
 EVERY_MASK = "mask"
 SETTING = rf"({EVERY_MASK}|.+:\d+)=-?\d*\.?\d+(e-?\d+)?"
-TOLD = f"what {VARIABLE} says"
+SPECIFIED = f"what {VARIABLE} says"
 STEERING = (FLAG, INTEGER, COMPARED, ARRAY, CHECKED, RANKED, CHANCE, *SHARES)
 """What may lead to another step than the one that would run."""
 BUILDING, WARM_UP, STEP = "building", "warm-up", "step"
@@ -107,7 +107,7 @@ class Assumptions:
         reader, line = _reader()
         self._bound(line, calls)
         if (said := self._settings.get(line.partition(" ")[0])) is not None:
-            self._note(TOLD, line)
+            self._note(SPECIFIED, line)
             return said if dtype.is_floating_point else said != 0 if dtype == torch.bool else int(said)
         if dtype.is_floating_point or dtype.is_complex:
             self.numbers += 1
@@ -122,7 +122,7 @@ class Assumptions:
         line = _reader()[1].partition(" ")[0]
         said = self._settings.get(line, self._settings.get(EVERY_MASK))
         if said is not None:
-            return min(1.0, max(0.0, said)), TOLD
+            return min(1.0, max(0.0, said)), SPECIFIED
         self._shared = self._shared or line
         return SHARE, what
 
@@ -155,8 +155,8 @@ class Assumptions:
             read = "value read on the host (.item()) was" if count == 1 else "values read on the host (.item()) were"
             notes.append(f"{count:,} {read} assumed to be 1{_places(lines)}")
         usual = {
-            **self._read_at(BUILDING, DRAWN, TOLD),
-            **self._read_at(STEP, FINITE, PASSED, DRAWN, ALIKE, LONGEST, EVEN, COUNTED, TOLD),
+            **self._read_at(BUILDING, DRAWN, SPECIFIED),
+            **self._read_at(STEP, FINITE, PASSED, DRAWN, ALIKE, LONGEST, EVEN, COUNTED, SPECIFIED),
         }
         return [*notes, f"assumed: {_listed(usual)}"] if usual else notes
 

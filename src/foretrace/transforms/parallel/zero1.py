@@ -183,7 +183,7 @@ class _ShardedStates:
     def _return_placeholders(self) -> None:
         """GEMMs that add to float32 gradients return none, but autograd wants one of the weight's type and shape.
 
-        Nobody reads it: TransformerEngine keeps an empty tensor for each shape (``get_dummy_wgrad``).
+        It is never read: TransformerEngine keeps an empty tensor for each shape (``get_dummy_wgrad``).
         """
         seen = set()
         for row, op in enumerate(self.ops):
