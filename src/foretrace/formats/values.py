@@ -45,6 +45,17 @@ StorageNumber: TypeAlias = Callable[[int], int]
 """The number of the storage that a trace's storage id refers to: the trace reuses ids after a free."""
 Decoder: TypeAlias = Callable[[Any, StorageNumber], Value]
 """Turns what a trace writes into a value."""
+MAX_SENT = 1 << 50
+"""The most bytes of a collective: a size beyond is damaged, and so unknown."""
+
+
+def sent_bytes(elements: int, itemsize: int = 1) -> int:
+    """The bytes of a collective; 0 for a size that no memory has.
+
+    >>> sent_bytes(1024, 2), sent_bytes(2**62, 4), sent_bytes(-1)
+    (2048, 0, 0)
+    """
+    return elements * itemsize if 0 <= elements * itemsize <= MAX_SENT else 0
 
 
 class Parameter(NamedTuple):

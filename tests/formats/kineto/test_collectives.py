@@ -77,6 +77,7 @@ def test_what_the_kernel_itself_says_comes_first(tmp_path: Path) -> None:
         (shapes([[], [[10]]], ["", "TensorList"]), shapes([[10]], ["float"]), "all_gather", 320),
         (shapes([[10], [80]], ["float", "float"]), shapes([[80]], ["float"]), "reduce_scatter", 320),
         (shapes([[48], [64]], ["float", "float"]), {}, "all_to_all", 256),
+        (shapes([[1 << 61, 16]], ["float"]), {}, "all_reduce", 0),  # damaged
     ],
 )
 def test_old_traces_tell_sizes_by_shapes(

@@ -25,7 +25,7 @@ from foretrace.formats.chakra.nodes import ChakraFile, ChakraNode, read_nodes
 from foretrace.formats.chakra.schema import COLLECTIVES, COMM_RECV_NODE, COMM_SEND_NODE, METADATA_NODE
 from foretrace.formats.execution_trace.groups import GROUPS_NODE, process_groups, rank_in
 from foretrace.formats.execution_trace.read import SCAFFOLD, LazyOps
-from foretrace.formats.values import decoded, signature
+from foretrace.formats.values import decoded, sent_bytes, signature
 from foretrace.graph import PHASES, CallTable, Collective, ForetraceError, Graph, KernelTable, Names, Op, OpTable, Span
 from foretrace.graph.operators import ON_HOST
 from foretrace.graph.tables import (
@@ -228,7 +228,9 @@ def _collective(node: ChakraNode, kernel: int, op: int) -> Collective:
     group = node.text("pg_name") or str(node.attributes.get("pg_id", ""))
     ranks = node.attributes.get("comm_ranks", ())
     ranks = ranks if isinstance(ranks, tuple) and all(isinstance(rank, int) for rank in ranks) else ()
-    found = Collective(_kind(node), group, node.number("comm_size", 0), kernel, op, ranks, node.text("comm_dtype"))
+    found = Collective(
+        _kind(node), group, sent_bytes(node.number("comm_size", 0)), kernel, op, ranks, node.text("comm_dtype")
+    )
     found.peer = node.number({"send": "comm_dst", "recv": "comm_src"}.get(found.kind, ""), -1)
     if not found.is_sized and kernel >= 0 and node.end > node.start:
         found.us = node.end - node.start

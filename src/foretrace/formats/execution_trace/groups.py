@@ -11,7 +11,7 @@ import numpy as np
 from msgspec import Struct
 
 from foretrace.formats.execution_trace.nodes import Node
-from foretrace.formats.values import dtype_name, find_tensors
+from foretrace.formats.values import dtype_name, find_tensors, sent_bytes
 from foretrace.graph import MAX_RANKS, Collective, OpTable
 from foretrace.graph.op import ITEMSIZE
 from foretrace.graph.operators import collective_kind
@@ -128,4 +128,5 @@ def _traffic(node: Node) -> tuple[int, str]:
     nbytes = max(sum(t[3] * t[4] for t in find_tensors(side)) for side in (node.input_values, node.output_values))
     named = _ELEMENT.search(bytes(node.input_types)) or _ELEMENT.search(bytes(node.output_types))
     dtype = dtype_name(named[1].decode(errors="replace") if named else node.dtype)
-    return nbytes or max(node.in_msg_nelems, node.out_msg_nelems) * ITEMSIZE.get(dtype, 0), dtype
+    nelems = max(node.in_msg_nelems, node.out_msg_nelems)
+    return sent_bytes(nbytes or nelems * ITEMSIZE.get(dtype, 0)), dtype

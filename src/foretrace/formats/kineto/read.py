@@ -18,7 +18,7 @@ from foretrace.formats.kineto.columns import NO_ARGUMENTS, CollectiveArgs, Colum
 from foretrace.formats.kineto.decode import Head
 from foretrace.formats.kineto.events import read_events
 from foretrace.formats.kineto.tables import Clock, activity_table, call_table, kernel_table, op_table, shared_ids
-from foretrace.formats.values import dtype_name
+from foretrace.formats.values import dtype_name, sent_bytes
 from foretrace.graph import (
     MAX_RANKS,
     CallTable,
@@ -415,7 +415,7 @@ class CollectiveFinder:
         collective.peer = int(peer) if str(peer).isdecimal() else -1
         received = collective.kind in ("all_gather", "recv") or not arguments.sent
         elements = arguments.received if received else arguments.sent
-        collective.nbytes = elements * ITEMSIZE.get(collective.dtype, 0)
+        collective.nbytes = sent_bytes(elements, ITEMSIZE.get(collective.dtype, 0))
 
     def _add_sizes(self, collective: Collective, chain: list[int]) -> None:
         """Size from the shapes of arguments: NCCL's annotation has what is sent, c10d's call both ends."""
@@ -430,7 +430,7 @@ class CollectiveFinder:
                 elements = sizes[-1]
         if collective.kind == "all_gather" and not both_ends:
             elements *= len(collective.ranks) or self.world
-        collective.nbytes = elements * ITEMSIZE.get(collective.dtype, 0)
+        collective.nbytes = sent_bytes(elements, ITEMSIZE.get(collective.dtype, 0))
 
     def _buffer_sizes(self, row: int) -> tuple[str, list[int]]:
         """Dtype, if known, and elements of each argument of a row that is a tensor or a list of tensors."""
