@@ -283,7 +283,8 @@ def step_waits(graph: Graph, step: DispatchedCalls, blocking_stages: bool = Fals
     works = list(_waits_for_collectives(side, calls))
     stream = _working_streams(step) if side else step.stream
     held = _held_streams(works, stream, calls)
-    pairs = {*_waits_for_events(side, stream), *_waits_in_profile(calls), *_collectives(calls), *held}
+    sends = np.array([c.op for c in calls.collectives if c.kind == "send"], int)
+    pairs = {*_waits_for_events(side, stream, sends), *_waits_in_profile(calls), *_collectives(calls), *held}
     awaited = {(issued, place) for issued, place, _ in works}
     return Waits(host, *(np.array(sorted(some), np.int32).reshape(-1, 2) for some in (pairs, awaited)))
 
@@ -315,8 +316,13 @@ def _working_streams(step: DispatchedCalls) -> Ints:
     return np.where(silent, NO_STREAM, step.stream).astype(np.int32)
 
 
-def _waits_for_events(side: list[tuple[int, Op]], stream: Ints) -> Iterator[tuple[int, int]]:
-    """Waits for events between streams: the last call before the event, and the first one of the stream that waits."""
+def _waits_for_events(side: list[tuple[int, Op]], stream: Ints, sends: Longs) -> Iterator[tuple[int, int]]:
+    """Waits for events between streams: the last call before the event, and the first one of the stream that waits.
+
+    An event is not behind what its stream sends to another rank: nothing on the stream waits for that.
+    """
+    recorded_on = stream.copy()
+    recorded_on[sends] = NO_STREAM
     recorded: dict[str, tuple[int, int]] = {}
     for place, op in side:
         named = {value.kind: value.value for value in op.args if isinstance(value, Constant)}
@@ -324,7 +330,7 @@ def _waits_for_events(side: list[tuple[int, Op]], stream: Ints) -> Iterator[tupl
             recorded[named["event"]] = (place, int(named["stream"]))
         elif op.name == "cuda::stream_wait_event" and named["event"] in recorded:
             at, its_stream = recorded[named["event"]]
-            before = np.flatnonzero(stream[:at] == its_stream)
+            before = np.flatnonzero(recorded_on[:at] == its_stream)
             after = np.flatnonzero(stream[place:] == int(named["stream"]))
             if len(before) and len(after):
                 yield int(before[-1]), int(after[0]) + place

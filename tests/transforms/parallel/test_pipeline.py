@@ -9,8 +9,10 @@ import pytest
 
 import gpt
 from benchmarks.claims.accuracy.pipelines import LIMIT, equal_blocks, row, without_cost
+from foretrace.analysis.dispatched import dispatched_calls
 from foretrace.analysis.memory import peak_memory
 from foretrace.graph import ForetraceError, Graph, Job, Op
+from foretrace.prediction.priced_step import step_waits
 from foretrace.transforms.parallel.parallelize import parallelize
 from foretrace.transforms.structure.depth import depth
 from tests.transforms.agreement import sketched
@@ -52,6 +54,14 @@ def test_nothing_is_freed_before_its_last_use_or_before_it_is_sent(ways: dict[st
             freed |= set(op.frees)
             assert freed.isdisjoint(t.storage for t in op.tensors), op.name
             freed -= {t.storage for t in op.produced}
+
+
+def test_weights_are_gathered_while_a_stage_sends() -> None:
+    ways: dict[str, Any] = {"data": 2, "pipeline": 2, "microbatches": 4, "schedule": "zbv", "zero1": True}
+    graph = parallelize(sketched(gpt, layers=8, batch=8), **ways).graphs[0]
+    step = dispatched_calls(graph)
+    sends = {c.op for c in step.calls.collectives if c.kind == "send"}
+    assert sends.isdisjoint(step_waits(graph, step).streams[:, 0].tolist())  # a gather that did would be a deadlock
 
 
 def test_gradients_are_added_up_over_the_parts(job: Job) -> None:
