@@ -201,6 +201,16 @@ def test_a_forecast_tells_kernels_of_its_step_from_those_that_were_launched_befo
     assert ("launched before" in about["step"]) == ("launched before the step" in about["device"]) == bool(before)
 
 
+def test_what_the_step_before_left_on_the_device_is_in_no_table_of_a_forecast() -> None:
+    calls: list[Any] = [Call("aten::mm", 0, 20), launch(5, 10, (230, 280)), Call("aten::mm", 20, 400)]
+    steps = [Span("ProfilerStep#2", -100.0, 0.0), Span("ProfilerStep#3", 0.0, 400.0)]
+    several = Job([rank(Orphan(0.0, 100.0), Orphan(100.0, 200.0), *calls, steps=steps)])
+    forecast, shown = predict_on_own_machine(several, step="ProfilerStep#3"), measure_step(several, "ProfilerStep#3")
+    assert [(row.count, row.device_ms) for row in forecast.by_family] == [(1, pytest.approx(0.05))]
+    assert [row.name for row in forecast.by_op] == [row.name for row in shown.by_op]
+    assert forecast.kernel_ms == pytest.approx(shown.kernel_ms) and forecast.device_active_ms == pytest.approx(0.25)
+
+
 def test_kernels_without_any_launch_in_a_trace_are_those_of_the_step() -> None:
     forecast = predict_on_own_machine(Job([rank(Call("aten::mm", 0, 400), Orphan(50.0, 150.0), Orphan(150.0, 250.0))]))
     assert forecast.kernels == 2 and forecast.ranks[0].launched_before_ms == 0.0

@@ -61,7 +61,8 @@ def build_report(job: Job, done: SimulatedJob, device: Device | None) -> StepRep
     graphs = [without_host_collective_kernels(graph) for graph in done.graphs]
     collectives = simulated_collectives(graphs, done)
     needs = job_memory(job.graphs, done.ranks, device)
-    ranks = _rank_reports(job, graphs, done, collectives, {place: need.allocated for place, need in needs.items()})
+    own = [_without_earlier(graph, len(whole.steps)) for graph, whole in zip(graphs, job.graphs)]
+    ranks = _rank_reports(job, own, done, collectives, {place: need.allocated for place, need in needs.items()})
     seen = [graph for graph in graphs if len(graph.kernels)] or graphs
     have = [rank for rank, graph in zip(ranks, graphs) if len(graph.kernels)] or ranks
     step_ms = timeline.span / 1e3
@@ -72,7 +73,7 @@ def build_report(job: Job, done: SimulatedJob, device: Device | None) -> StepRep
         platform="",
         iterations=iteration_row(job),
         step_ms=step_ms,
-        device_span_ms=device_span(graphs),
+        device_span_ms=device_span(own),
         kernel_ms=float(np.mean([rank.kernel_ms for rank in have])),
         kernels=round(float(np.mean([(~launched_before(g.kernels, g.kernels, certain=True)).sum() for g in seen]))),
         exposed_communication_ms=float(np.mean([rank.communication.exposed_ms for rank in have])),
@@ -86,10 +87,10 @@ def build_report(job: Job, done: SimulatedJob, device: Device | None) -> StepRep
         waits_for=pair_waits(graphs, collectives),
         look_at=hot_ops(path, tasks, timeline, done.graphs, done.segments),
         overheads=host_overheads(done.segments),
-        by_op=by_op(graphs, done.segments),
-        by_family=by_family(graphs, done.segments),
-        by_phase=by_phase(graphs, done.segments),
-        by_module=by_module(graphs, done.segments),
+        by_op=by_op(own, done.segments),
+        by_family=by_family(own, done.segments),
+        by_phase=by_phase(own, done.segments),
+        by_module=by_module(own, done.segments),
     )
     if (need := fullest_rank(needs)) is not None:
         _add_memory(report, need)
@@ -245,6 +246,12 @@ def add_idle(report: StepReport, done: SimulatedJob, windows: Sequence[tuple[flo
         report.limiting = LimitingRank(hosts[0].rank, idle_ms / step_ms)
 
 
+def _without_earlier(graph: Graph, steps: int) -> Graph:
+    """A rank without what the step before left on its device; in a trace of one step that is this one's."""
+    earlier = launched_before(graph.kernels, graph.kernels)
+    return replace(graph, kernels=graph.kernels.rows(~earlier)) if steps > 1 and earlier.any() else graph
+
+
 def _rank_reports(
     job: Job, graphs: list[Graph], done: SimulatedJob, collectives: list[CollectiveTimes], peaks: dict[int, int]
 ) -> list[RankReport]:
@@ -252,12 +259,9 @@ def _rank_reports(
     span, waits = device_span(graphs), wait_ms(graphs, collectives)
     begin = min((step.start for graph in graphs for step in graph.steps), default=0.0)
     reports = []
-    for position, (graph, whole) in enumerate(zip(graphs, job.graphs)):
-        # What the step before left on the device is that step's; of a trace of one step, it is this one's.
-        earlier = launched_before(graph.kernels, graph.kernels) & (len(whole.steps) > 1)
-        kernels = graph.kernels.rows(~earlier)
-        talk = communication(graph, position, collectives, kernels, knows_waits=waits[graph.rank] is not None)
-        active, idle = (us / 1e3 for us in active_and_idle(replace(graph, kernels=kernels)))
+    for position, graph in enumerate(graphs):
+        talk = communication(graph, position, collectives, knows_waits=waits[graph.rank] is not None)
+        active, idle = (us / 1e3 for us in active_and_idle(graph))
         (step,) = graph.steps
         reports.append(
             RankReport(
