@@ -2,7 +2,11 @@
 
 import numpy as np
 
-from foretrace.graph import Graph, Op, OpTable
+from foretrace.analysis.report import StepReport
+from foretrace.graph import Graph, Op, OpTable, Tensor
+from foretrace.graph.op import AssumedSize
+from foretrace.platform.platform import Platform
+from foretrace.prediction.predict import predict_on_platform
 from foretrace.prediction.priced_step import PricedStep
 from foretrace.prediction.uncertainty import priced_uncertainty
 from foretrace.simulation.task_graph import KERNEL, TaskGraph
@@ -50,6 +54,19 @@ def test_equal_kernels_are_off_together_and_different_ones_in_part() -> None:
         spreads.append(np.log(samples(calls(1), made, table)).std())
     assert spreads[1] < 0.9 * spreads[0]
     assert 0.15 < spreads[0] < 0.25
+
+
+def test_the_range_holds_the_step_with_the_least_and_the_most_elements_that_a_sketch_may_have_assumed() -> None:
+    tensor = Tensor((1 << 24,), "float32", "cuda:0")
+
+    def predicted(assumed: AssumedSize | None) -> StepReport:
+        op = Op("aten::relu", (tensor,), outputs=(tensor,), overload="default", assumed=assumed)
+        return predict_on_platform(Graph(OpTable.of([op] * 300)), Platform.named("h200"))
+
+    known, unknown = predicted(None), predicted(AssumedSize(0.2, 1.8, 0.2, 1.8))
+    assert known.step_ms == unknown.step_ms and unknown.coverage["assumed"] == 1.0 and "assumed" not in known.coverage
+    assert unknown.low_ms is not None and unknown.low_ms < 0.3 * known.step_ms
+    assert unknown.high_ms is not None and 1.6 * known.step_ms < unknown.high_ms < 2.3 * known.step_ms
 
 
 def test_tasks_of_one_call_are_sampled_together() -> None:

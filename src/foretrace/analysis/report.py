@@ -356,7 +356,7 @@ class StepReport(NotebookDocument):
     """Of 1,000 steps, all GPUs together, where the price of an hour is given."""
     coverage: dict[str, float] = field(default_factory=dict)
     """Share of the device time that is measured, modelled (model), modelled beyond what the model knows (extrapolated),
-    or a roofline (fallback)."""
+    a roofline (fallback), or of a size that a sketch assumed (assumed)."""
     attributed: float = 1.0
     """Share of the measured device time that is attributed to an op."""
     critical_path_ms: float = 0.0

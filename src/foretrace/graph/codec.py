@@ -13,13 +13,13 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from foretrace.errors import ForetraceError
-from foretrace.graph.op import PHASES, Constant, Op, Tensor, Value
+from foretrace.graph.op import PHASES, AssumedSize, Constant, Op, Tensor, Value
 
 DAMAGE = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
 """Exceptions that parsing a damaged file raises."""
 
 INT64_END = 1 << 63
-OPTIONAL = ("overload", "kwargs", "thread", "stream", "module", "node", "entered", "frees", "line")
+OPTIONAL = ("overload", "kwargs", "thread", "stream", "module", "node", "entered", "frees", "line", "assumed")
 """Fields omitted from a line when empty."""
 
 
@@ -106,7 +106,15 @@ def op_of(line: dict[str, Any], known: list[Tensor]) -> Op:
         entered=_int32(line["entered"]) if "entered" in line else 0,
         frees=_integers(line["frees"]) if "frees" in line else (),
         line=str(line.get("line", "")),
+        assumed=_assumed_size(*line["assumed"]) if "assumed" in line else None,
     )
+
+
+def _assumed_size(less: float, more: float, fewest: float, most: float) -> AssumedSize:
+    """Factors of work and of counts, below and above one."""
+    if not (0 < less <= 1 <= more < math.inf and 0 < fewest <= 1 <= most < math.inf):
+        raise ValueError(f"{less}, {more}, {fewest}, {most} are no factors around one")
+    return AssumedSize(float(less), float(more), float(fewest), float(most))
 
 
 def _tensor(

@@ -200,6 +200,16 @@ Value: TypeAlias = (
 )
 
 
+class AssumedSize(NamedTuple):
+    """A call whose size follows from an assumed share: its least and most work over that of the call as it is, and how
+    often it is made at least and at most."""
+
+    less: float
+    more: float
+    fewest: float = 1.0
+    most: float = 1.0
+
+
 @dataclass(slots=True)
 class Op:
     """A dispatcher call: name, arguments, results, where in the step it was made, and when.
@@ -230,12 +240,15 @@ class Op:
     end_us: float = NAN
     line: str = field(default="", repr=False, compare=False)
     """Of a sketch, the line of the user's code that made the call: ``train.py:42``; no part of what is computed."""
+    assumed: AssumedSize | None = field(default=None, repr=False, compare=False)
+    """Of a sketch, how its size follows from a share of elements that was assumed; None where it does not."""
 
     def __copy__(self) -> Op:
         # Ten times as fast as copy(): tables copy an op each time one is read.
         return Op(
             self.name, self.args, self.kwargs, self.outputs, self.overload, self.phase, self.thread, self.stream,
             self.parent, self.module, self.node, self.entered, self.frees, self.start_us, self.end_us, self.line,
+            self.assumed,
         )  # fmt: skip
 
     @property

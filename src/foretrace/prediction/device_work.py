@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.analysis.dispatched import DispatchedCalls
-from foretrace.cost_models.kernels.roofline import EXTRAPOLATED, FALLBACK, MEASURED, MODEL
+from foretrace.cost_models.kernels.roofline import ASSUMED, EXTRAPOLATED, FALLBACK, MEASURED, MODEL
 from foretrace.errors import ForetraceError
 from foretrace.graph import Graph
 from foretrace.graph.graph import LEFT_OUT_TIME
@@ -18,7 +19,7 @@ from foretrace.platform.platform import Platform
 
 CHOICES = ("measured", "model")
 """Where kernel times may come from."""
-SOURCES = {MEASURED: "measured", MODEL: "model", EXTRAPOLATED: "extrapolated", FALLBACK: "fallback"}
+SOURCES = {MEASURED: "measured", MODEL: "model", EXTRAPOLATED: "extrapolated", FALLBACK: "fallback", ASSUMED: "assumed"}
 
 
 @dataclass(eq=False)
@@ -54,10 +55,18 @@ class DeviceWork:
 
     def coverage(self) -> dict[str, float]:
         """Share of the device time by how it is known."""
-        total = float(self.typical.sum())
-        if not total:
-            return dict.fromkeys(SOURCES.values(), 0.0)
-        return {word: float(self.typical[self.source == code].sum()) / total for code, word in SOURCES.items()}
+        return shares({word: float(self.typical[self.source == code].sum()) for code, word in SOURCES.items()})
+
+
+def shares(us: Mapping[str, float]) -> dict[str, float]:
+    """Shares of a time by how it is known; that of assumed sizes where there are any.
+
+    >>> shares({"model": 3.0, "fallback": 1.0})
+    {'measured': 0.0, 'model': 0.75, 'extrapolated': 0.0, 'fallback': 0.25}
+    """
+    total = sum(us.values()) or 1.0
+    usual = (word for code, word in SOURCES.items() if code != ASSUMED or us.get(word))
+    return {word: us.get(word, 0.0) / total for word in usual}
 
 
 def measured_work(calls: Graph, which: NDArray[np.bool_] | None = None) -> DeviceWork:
@@ -98,6 +107,16 @@ def own_time(kernels: KernelTable) -> Floats:
         free = np.maximum.accumulate(kernels.end[rows])[:-1]
         own[rows[1:]] = np.maximum(kernels.end[rows[1:]] - np.maximum(kernels.start[rows[1:]], free), 0.0)
     return own
+
+
+def assumed_sizes(calls: Graph) -> Floats | None:
+    """For each call its `AssumedSize`, one row for each of its fields; None where no size is assumed."""
+    detail = calls.ops.detail
+    found = [detail(row).assumed for row in calls.ops.source.tolist()] if detail else []
+    if not any(found):
+        return None
+    same = (1.0, 1.0, 1.0, 1.0)
+    return np.array([size or same for size in found]).T
 
 
 def launched(calls: Graph) -> NDArray[np.bool_]:

@@ -20,13 +20,13 @@ from foretrace.analysis.dispatched import DispatchedCalls
 from foretrace.cost_models.kernels.family import PYTORCH_NAMESPACES
 from foretrace.cost_models.kernels.model import device_models
 from foretrace.cost_models.kernels.pricing import price_kernels
-from foretrace.cost_models.kernels.roofline import EXTRAPOLATED, FALLBACK, MEASURED, MODEL
+from foretrace.cost_models.kernels.roofline import ASSUMED, EXTRAPOLATED, FALLBACK, MEASURED, MODEL
 from foretrace.graph import Collective, ForetraceError, Graph
 from foretrace.graph.graph import LEFT_OUT_TIME
 from foretrace.graph.tables import COLLECTIVE, COMPUTE, COPY, SET, SIGMAS_TO_P90, Ints, distinct
 from foretrace.platform.device import Device
 from foretrace.platform.platform import Platform
-from foretrace.prediction.device_work import DeviceWork, launched, measured_work, merge_work
+from foretrace.prediction.device_work import DeviceWork, assumed_sizes, launched, measured_work, merge_work
 
 if TYPE_CHECKING:
     from foretrace.cost_models.collectives.pricing import Range
@@ -63,7 +63,22 @@ def modelled_work(step: DispatchedCalls, platform: Platform, recorded: bool) -> 
         scaling_notes += [said] if added.typical.sum() > NOTED_SHARE * work.typical.sum() else []
     whole, said_of_fabric = _with_collectives(merge_work(work, kept) if len(kept) else work, calls, platform)
     known = [*_cross_device_notes(calls, platform), *_not_modelled(modelled, work.typical.sum(), calls, platform)]
-    return whole, [*known, *scaling_notes, *said_of_kept, *said_of_fabric]
+    return _with_assumed_sizes(whole, calls, platform), [*known, *scaling_notes, *said_of_kept, *said_of_fabric]
+
+
+def _with_assumed_sizes(work: DeviceWork, calls: Graph, platform: Platform) -> DeviceWork:
+    """The work, whose range holds that of kernels with other sizes where a sketch assumed these.
+
+    What it takes to start a kernel stays; the rest is as long as its work is large.
+    """
+    if (sizes := assumed_sizes(calls)) is None:
+        return work
+    less, more, *_ = sizes[:, work.call]
+    assumed = (less < 1) | (more > 1)
+    start = np.minimum(work.typical, device_models(platform.models).fallback.start_us)
+    grown = [(start + (work.typical - start) * factor) / np.maximum(work.typical, 1e-9) for factor in (less, more)]
+    source = np.where(assumed & (work.source != FALLBACK), ASSUMED, work.source).astype(np.int8)
+    return replace(work, low=work.low * grown[0], high=work.high * grown[1], source=source)
 
 
 def _by_models(step: DispatchedCalls, platform: Platform) -> DeviceWork:

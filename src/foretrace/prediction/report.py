@@ -39,7 +39,7 @@ from foretrace.graph import Graph, Job
 from foretrace.graph.graph import MISSING_KERNELS
 from foretrace.graph.tables import LAUNCH, Small, launched_before, percentiles
 from foretrace.platform.device import Device
-from foretrace.prediction.device_work import SOURCES
+from foretrace.prediction.device_work import SOURCES, shares
 from foretrace.prediction.job import SimulatedJob
 from foretrace.prediction.memory import TOO_LARGE, MemoryNeed, fullest_rank, job_memory
 from foretrace.prediction.rank_models import MeasuredRank, PricedRank
@@ -211,10 +211,7 @@ def _coverage(done: SimulatedJob) -> dict[str, float]:
             us[source] += time
     for match, time in zip(done.matches, done.transfers.typical.tolist()):
         us[SOURCES[MEASURED if match.us else MODEL]] += time * len(match.calls)
-    if not sum(us.values()):
-        return dict.fromkeys(SOURCES.values(), 0.0)  # all of it on the host
-    total = sum(us.values())
-    return {source: us[source] / total for source in SOURCES.values()}
+    return shares(us)
 
 
 def add_idle(report: StepReport, done: SimulatedJob, windows: Sequence[tuple[float, float]]) -> None:

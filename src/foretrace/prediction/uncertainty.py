@@ -11,12 +11,15 @@ from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from foretrace.analysis.breakdown import kernel_family
+from foretrace.cost_models.kernels.roofline import ASSUMED
 from foretrace.graph import Graph, KernelTable
 from foretrace.graph.tables import SIGMAS_TO_P90, Floats, Ints, percentiles
 from foretrace.platform.platform import read_host
 from foretrace.platform.registry import find_platform
+from foretrace.prediction.device_work import assumed_sizes
 from foretrace.prediction.priced_step import PricedStep
 from foretrace.simulation.task_graph import KERNEL, TaskGraph
 from foretrace.simulation.uncertainty import Uncertainty
@@ -51,6 +54,7 @@ def priced_uncertainty(calls: Graph, step: PricedStep, tasks: TaskGraph) -> Unce
     its family, and the rest with those that the model can't tell from it.
     """
     families, alike = _kernel_groups(calls, step)
+    sizes = assumed_sizes(calls)
     faster, slower = (max(step.common, speed) for speed in step.speeds)
     host, device = np.hypot(step.spread, faster), tasks.kind == KERNEL
     shared = np.divide(faster**2, host**2, out=np.zeros(len(step)), where=host > 0)
@@ -60,12 +64,27 @@ def priced_uncertainty(calls: Graph, step: PricedStep, tasks: TaskGraph) -> Unce
     _, example = np.unique(alike, return_index=True)
     work = step.work
     down, up = log_spreads(work.low[example], work.typical[example], work.high[example])
-    return Uncertainty(
+    found = Uncertainty(
         group=group,
         down=np.concatenate([host, down]),
         up=np.concatenate([host * (slower / faster if faster else 1.0), up]),  # of which as much is shared
         common=np.concatenate([np.zeros(len(step), np.int32), families[example]]),
         weight=np.concatenate([shared, np.full(len(example), OF_THE_FAMILY)]),
+    )
+    return found if sizes is None else _with_assumed_sizes(found, sizes, work.source[example] == ASSUMED)
+
+
+def _with_assumed_sizes(found: Uncertainty, sizes: Floats, assumed: NDArray[np.bool_]) -> Uncertainty:
+    """The uncertainty of a step with sizes that a sketch assumed: one share makes all of them larger or smaller."""
+    *_, fewest, most = sizes
+    fewer, more = -np.log(fewest) / SIGMAS_TO_P90, np.log(most) / SIGMAS_TO_P90
+    kernels = np.zeros(len(assumed))
+    every = np.concatenate([(fewest < 1) | (most > 1), assumed])
+    return found._replace(
+        down=np.hypot(found.down, np.concatenate([fewer, kernels])),
+        up=np.hypot(found.up, np.concatenate([more, kernels])),
+        common=np.where(every, 1 + found.common.max(initial=0), found.common).astype(np.int32),
+        weight=np.where(every, 1.0, found.weight),
     )
 
 
@@ -83,7 +102,10 @@ def _kernel_groups(calls: Graph, step: PricedStep) -> tuple[Ints, Ints]:
     work = step.work
     op_names = [calls.ops.names[code] for code in calls.ops.name[work.call].tolist()]
     families = _numbered([kernel_family(kernel, op) for kernel, op in zip(work.name, op_names)])
-    alike = _numbered([f"{name} {us:.4f}" for name, us in zip(work.name, work.typical.tolist())])
+    low = np.where(work.source == ASSUMED, work.low, 0.0)
+    alike = _numbered(
+        [f"{name} {us:.4f} {less:.4f}" for name, us, less in zip(work.name, work.typical.tolist(), low.tolist())]
+    )
     return families + 1, alike
 
 

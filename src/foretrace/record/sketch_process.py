@@ -54,6 +54,16 @@ FOLDERS = ("TMPDIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "NUMBA_CACHE
 
 def sketched(script: Script, device: str | None, world: int | None) -> Graph:
     """The graph of a script's step, from a process of its own; the rest is as in `sketch_script`."""
+    from foretrace.record.sketch.shares import with_range_of_shares
+
+    graph = _sketched(script, device, world)
+    # A step function was called with all shares in its process; a program trains once in each.
+    lean = script._replace(programs=False)
+    return with_range_of_shares(graph, lambda: _sketched(lean, device, world)) if script.program else graph
+
+
+def _sketched(script: Script, device: str | None, world: int | None) -> Graph:
+    """The graph of a script's step with one share of elements where that is assumed."""
     from foretrace.processes import temporary_folder
     from foretrace.record.sketch_cache import NOTE, SketchCache
 

@@ -64,7 +64,10 @@ CAUSES = {
 }
 """What a device idles for, and what fills a host's time."""
 BOUND = {"host": "host-bound", "device": "device-bound", "queue": "work is launched and does not start"}
-COVERAGE = {"measured": "measured", "model": "modelled", "extrapolated": "extrapolated", "fallback": "by roofline"}
+COVERAGE = {
+    "measured": "measured", "model": "modelled", "extrapolated": "extrapolated", "fallback": "by roofline",
+    "assumed": "of assumed size",
+}  # fmt: skip
 """How the time of a kernel is known."""
 OUTSIDE_OPS = 0.05
 """Share of a measured step without any op, from which on it is said how long that is."""

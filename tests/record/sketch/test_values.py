@@ -14,7 +14,7 @@ import torch
 
 from foretrace.errors import ForetraceError
 from foretrace.graph import Graph
-from foretrace.record.sketch.assumptions import SELECTED
+from foretrace.record.sketch.shares import SELECTED
 from foretrace.record.sketch.sketch import sketch
 from foretrace.record.sketch.values import CHANCE, COUNTED, DRAWN, MAX_ELEMENTS, RANKED
 

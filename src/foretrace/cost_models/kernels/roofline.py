@@ -17,9 +17,9 @@ from foretrace.platform.typed_json import read_as
 if TYPE_CHECKING:
     from foretrace.cost_models.kernels.estimators.dataset import Dataset
 
-MEASURED, MODEL, FALLBACK, EXTRAPOLATED = range(4)
-"""Sources of a kernel's time; the third is a roofline, the last a model asked about a call unlike those that it was
-fitted on, or like those of which it often is far off."""
+MEASURED, MODEL, FALLBACK, EXTRAPOLATED, ASSUMED = range(5)
+"""Sources of a kernel's time; the third is a roofline, the fourth a model asked about a call unlike those that it was
+fitted on, or like those of which it often is far off; the last has a size that a sketch assumed."""
 FILE = "fallback.json"
 LATENCY_US = 0.6
 """Latency of a load from device memory, about the same on all GPUs of these years."""

@@ -19,6 +19,7 @@ import torch
 
 from foretrace.errors import ForetraceError
 from foretrace.record.guard.side_effects import INSTALLED, OURS, script_line
+from foretrace.record.sketch.shares import EVERY_MASK, SHARE, SHARES, THIS_SHARE, VARIABLE
 from foretrace.record.sketch.values import (
     ALIKE,
     CHANCE,
@@ -53,16 +54,6 @@ FLAG, INTEGER = "False for a flag", "1 for an integer, perhaps a size"
 NUMBER, COMPARED = "1 for a number", "1 for a number that is compared"
 ARRAY = "1 for each number of an array, which may decide something"
 PASSED = "PyTorch's own checks of values pass"
-SELECTED = "half of the elements pass a mask of unknown values"
-DISTINCT = "half of the elements are distinct"
-RETURNED = "a custom operator returns half of the rows that it is given"
-SHARES = (SELECTED, DISTINCT, RETURNED)
-"""Sizes that follow from unknown values."""
-SHARE = 0.5
-VARIABLE = "FORETRACE_ASSUME"
-"""Environment variable with what to assume instead, as ``train.py:12=0.1,mask=0.3``: what a line reads, the share of
-the elements that a mask on a line passes, and the share for all other lines."""
-EVERY_MASK = "mask"
 SETTING = rf"({EVERY_MASK}|.+:\d+)=-?\d*\.?\d+(e-?\d+)?"
 SPECIFIED = f"what {VARIABLE} says"
 STEERING = (FLAG, INTEGER, COMPARED, ARRAY, CHECKED, RANKED, CHANCE, *SHARES)
@@ -146,9 +137,7 @@ class Assumptions:
         notes = [f"assumed while the model was built: {_listed(built)}"] if built else []
         if decisive := self._read_at(STEP, *STEERING):
             shared = self._shared and not decisive.keys().isdisjoint(SHARES)
-            way_out = (
-                f"; the range is for this share alone: {VARIABLE}={self._shared}=0.1 sets another" if shared else ""
-            )
+            way_out = f"; {THIS_SHARE}: {VARIABLE}={self._shared}=0.1 sets another" if shared else ""
             notes.append(f"assumed in the step, and decisive: {_listed(decisive)}{way_out}")
         for lines in self._read_at(STEP, NUMBER).values():
             count = sum(lines.values())

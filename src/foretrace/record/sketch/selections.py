@@ -2,7 +2,8 @@
 
 A detector keeps the boxes whose score is high, a loss the anchors that match. A sketch has no scores: it goes on with
 an assumed share of the elements, which the headline names with the line of the script, and which ``FORETRACE_ASSUME``
-sets. A mask of flags is drawn with that share, once, so that whatever is chosen by it, counted or filled agrees.
+sets; `shares` sketches the step with less and with more of them. A mask of flags is drawn with that share, once, so
+that whatever is chosen by it, counted or filled agrees.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 from torch._library.fake_impl import FakeImplCtx
 from torch._subclasses.fake_tensor import FakeTensor
 
-from foretrace.record.sketch.assumptions import DISTINCT, RETURNED, SELECTED
+from foretrace.record.sketch.shares import DISTINCT, RETURNED, SELECTED
 from foretrace.record.sketch.values import MAX_INTEGERS, UNKNOWN, is_small
 
 if TYPE_CHECKING:

@@ -48,6 +48,7 @@ from foretrace.record.sketch.libraries import (
     eager_code_on_cuda,
     libraries_on_fake_tensors,
 )
+from foretrace.record.sketch.shares import with_range_of_shares
 from foretrace.record.sketch.torch_classes import lazy_modules, packed_sequences
 from foretrace.record.sketch.training import TrainingCheck, before, held_weights
 from foretrace.record.watch.step_boundaries import listen
@@ -112,6 +113,17 @@ def sketch(
         raise ForetraceError(f"{compile!r} is no way to compile", f"Say one of {', '.join(COMPILE)}.")
     if compile in ("on", GRAPHED) and device != "cuda":
         raise ForetraceError("models are compiled for a GPU only", 'Pretend one: device="cuda".')
+
+    def sketched(programs: bool = False) -> Graph:
+        return _sketched(step_fn, device, world, rank, compile, programs)
+
+    return with_range_of_shares(sketched(programs), sketched)
+
+
+def _sketched(
+    step_fn: Callable[[], Any], device: str | None, world: int | None, rank: int, compile: str | None, programs: bool
+) -> Graph:
+    """The graph of a step with one share of elements where that is assumed."""
     with ExitStack() as stack:
         pretence = stack.enter_context(pretending(device, world, rank, compile))
         compiles = compile in ("on", GRAPHED)
