@@ -47,6 +47,8 @@ def test_a_sync_waits_for_the_last_kernel_of_each_stream() -> None:
 def test_clocks_that_differ_by_microseconds_do_not_hide_what_a_sync_waited_for() -> None:
     graph = rank(launch(0, 1, (2, 79)), sync(5, 75))
     assert len(sync_waits(graph, host_segments(graph), Streams(graph))) == 1
+    graph = rank(launch(0, 1, (2, 75)), launch(2, 3, (77, 79)), sync(5, 76))
+    assert [kernel for kernel, _ in sync_waits(graph, host_segments(graph), Streams(graph)).tolist()] == [0]
 
 
 def test_a_launch_waits_for_the_kernel_that_makes_room_for_it() -> None:

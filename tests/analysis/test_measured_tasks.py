@@ -57,6 +57,13 @@ def test_a_stream_that_waits_for_an_event_goes_on_after_the_other_streams_kernel
     assert ms(path(rank(*events)), name="first") == 0.077
 
 
+def test_a_kernel_that_starts_as_another_streams_ends_waited_for_it_where_the_trace_tells_no_event() -> None:
+    long, beside = launch(0, 2, (3, 80), name="long"), launch(2, 4, (5, 8), stream=9)
+    assert ms(path(rank(long, beside, launch(4, 6, (83, 90), stream=9))), name="long") == 0.077
+    found = path(rank(beside, launch(4, 6, (83, 90), stream=9), launch(7, 9, (10, 80), name="long")))
+    assert ms(found, what="unexplained") == 0.075, "what is launched later holds nothing up"
+
+
 def test_a_stream_that_does_not_wait_runs_beside_the_other() -> None:
     found = path(rank(launch(0, 2, (3, 80), name="first"), launch(6, 8, (9, 90), stream=9, name="second")))
     assert ms(found, name="first") == 0.0
@@ -103,6 +110,12 @@ def test_a_collective_starts_when_its_last_rank_arrives() -> None:
     (transfer,) = (tasks.kind == TRANSFER).nonzero()[0]
     assert timeline.start[transfer] == 100.0 and timeline.end[transfer] == 120.0
     assert tasks.rank[transfer] == 1
+
+
+def test_a_kernel_that_starts_before_the_collective_ahead_of_it_is_over_follows_its_ranks_own_work() -> None:
+    early = rank(launch(0, 1, (5, 49), 20, name="work"), all_reduce(2, 3, (50, 60)), launch(4, 5, (52, 100), 20))
+    found = path(early, rank(launch(0, 1, (5, 54), 20), all_reduce(2, 3, (55, 60)), launch(4, 5, (61, 70), 20)))
+    assert (ms(found, name="work"), ms(found, what="unexplained")) == (0.044, 0.0)
 
 
 def test_the_path_crosses_to_the_rank_that_arrived_last() -> None:

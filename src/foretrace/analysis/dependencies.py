@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.analysis.collectives import CollectiveTimes
+from foretrace.analysis.critical_path import LATENCY_US
 from foretrace.analysis.host_time import Segments
 from foretrace.graph import Constant, Graph
 from foretrace.graph.calls import host_collective_calls
@@ -22,6 +23,7 @@ from foretrace.graph.tables import (
     ANNOTATION,
     CALL,
     COLLECTIVE,
+    STREAM_BITS,
     WAIT_EVENT,
     CallTable,
     Floats,
@@ -112,9 +114,11 @@ def rank_tasks(position: int, graph: Graph, segments: Segments) -> Tasks:
     ]
     threads, thread = np.unique(segments.thread, return_inverse=True)
     stream = np.unique(kernels.stream, return_inverse=True)[1] + len(threads)
+    start, end = np.concatenate([start, kernels.start]), np.concatenate([segments.end, kernels.end])
+    waits.append(_waits_seen(graph, start, end, np.concatenate(waits), hosts) + hosts)
     return Tasks(
-        start=np.concatenate([start, kernels.start]),
-        end=np.concatenate([segments.end, kernels.end]),
+        start=start,
+        end=end,
         lane=np.concatenate([thread, stream]).astype(np.int32),
         kind=np.concatenate([segments.kind, np.full(len(kernels), KERNEL, np.int8)]),
         rank=np.full(hosts + len(kernels), position, np.int32),
@@ -153,7 +157,9 @@ def _with_transfers(tasks: Tasks, groups: list[CollectiveTimes], first_kernel: L
         count += len(arrival)
     arrivals = stands_for != np.arange(len(tasks.start))
     tasks.end[arrivals] = tasks.start[arrivals]
-    tasks.edges = np.concatenate([edges(stands_for[tasks.edges[:, 0]], tasks.edges[:, 1]), *arriving])
+    # What starts beside its rank's kernel, before the transfer does, waited for no more than the arrival.
+    held = edges(stands_for[tasks.edges[:, 0]], tasks.edges[:, 1])
+    tasks.edges = np.concatenate([tasks.edges[arrivals[tasks.edges[:, 0]]], held, *arriving])
     return Tasks.concat([tasks, *found])
 
 
@@ -251,9 +257,12 @@ class Streams:
         self.rows = [rows[np.argsort(kernels.start[rows], kind="stable")] for rows in self.rows]
         self.launched: list[Floats] = [np.maximum.accumulate(called[rows]) for rows in self.rows]
 
-    def last_before(self, stream: int, time: Floats) -> Longs:
-        """On a stream, the last kernel launched before each time; -1 for none."""
+    def last_before(self, stream: int, time: Floats, over: Floats | None = None) -> Longs:
+        """On a stream, the last kernel launched before each time, of those that start before it is ``over``; -1 for
+        none."""
         at = np.searchsorted(self.launched[stream], time, "left") - 1
+        if over is not None:
+            at = np.minimum(at, np.searchsorted(self.kernels.start[self.rows[stream]], over, "left") - 1)
         return np.where(at >= 0, self.rows[stream][at], -1)
 
 
@@ -275,6 +284,28 @@ def event_waits(graph: Graph, streams: Streams) -> Pairs:
     waits_for, _ = np.unique(np.concatenate(found), axis=0, return_index=True)  # else it loads masked arrays
     waits_for = waits_for[(waits_for >= 0).all(axis=1)]
     return waits_for[graph.kernels.end[waits_for[:, 0]] <= graph.kernels.start[waits_for[:, 1]]]
+
+
+def _waits_seen(graph: Graph, start: Floats, end: Floats, waits: Pairs, hosts: int) -> Pairs:
+    """Kernels that start as one of another stream ends, long after all that they are known to wait for: (kernel,
+    kernel).
+
+    They wait for an event that the trace does not show, or for room on the device.
+    """
+    kernels, released = graph.kernels, np.full(len(start), -np.inf)
+    np.maximum.at(released, waits[:, 1], np.minimum(end[waits[:, 0]], start[waits[:, 1]]))
+    pause = kernels.start - released[hosts:]
+    late = np.flatnonzero((pause > LATENCY_US) & np.isfinite(pause))
+    order = np.argsort(kernels.end, kind="stable")
+    launched, device = np.append(graph.calls.start, -np.inf)[kernels.call], kernels.stream >> STREAM_BITS
+    found = [np.zeros((0, 2), np.int32)]
+    for one in distinct(device[late]):
+        ours, held = order[device[order] == one], late[device[late] == one]
+        last = ours[np.searchsorted(kernels.end[ours], kernels.start[held], "right") - 1]
+        since = kernels.start[held] - kernels.end[last]
+        lets_go = (since >= 0) & (since <= CLOCKS_AGREE_US) & (launched[last] <= launched[held])
+        found.append(edges(last, held)[lets_go])
+    return np.concatenate(found)
 
 
 def _held_kernels(graph: Graph, waits: Longs) -> tuple[Longs, Longs]:
@@ -324,7 +355,8 @@ def sync_waits(graph: Graph, segments: Segments, streams: Streams) -> Pairs:
     named = _stream_named(graph, segments, syncs)
     found = [edges(segments.polled[polls], polls)]
     for stream, rows in enumerate(streams.rows):
-        last = streams.last_before(stream, time)
+        # By clocks that differ, a kernel may start as the call that waited for it returns.
+        last = streams.last_before(stream, time, segments.end[syncs])
         waited = (last >= 0) & (streams.kernels.end[last] <= segments.end[syncs] + CLOCKS_AGREE_US)
         waited &= (named < 0) | (named == graph.kernels.stream[rows[0]])
         found.append(edges(last, syncs)[waited])
