@@ -326,6 +326,16 @@ def test_tables_are_printed_as_csv_with_the_figures_of_the_json(foretrace):
     (summary,) = csv.DictReader(sections["summary"].splitlines())
     assert text.startswith("# summary") and float(summary["step_ms"]) == whole["step_ms"]
     assert foretrace("predict", RECORDING, "--csv", "--json").code == 2
+    assert "; ".join(whole["notes"]) == summary["notes"] and "; ".join(whole["cautions"]) == summary["cautions"]
+    overheads = {row["name"]: float(row["ms"]) for row in csv.DictReader(sections["overheads"].splitlines())}
+    assert overheads == {name: row["ms"] for name, row in whole["overheads"].items()}
+
+
+def test_csv_has_the_step_of_both_sides_in_columns_of_their_own(foretrace):
+    whole = json.loads(foretrace("diff", RECORDING, RECORDING, "--json").out)
+    text = foretrace("diff", RECORDING, RECORDING, "--csv").out.replace("\r", "")
+    (summary,) = csv.DictReader(text.split("\n\n")[0].splitlines()[1:])
+    assert [float(summary[f"step_ms.{side}"]) for side in (0, 1)] == whole["step_ms"]
 
 
 def test_names_of_platforms_may_be_written_in_capitals(foretrace):

@@ -77,28 +77,30 @@ def _is_finite(value: Any) -> bool:
 
 
 def as_csv(document: Document) -> str:
-    """The tables of a result, which are the lists of records in its JSON.
+    """The tables of a result: the lists of records in its JSON, and mappings of names to records.
 
-    Several have a line with its name each, and the single figures come before them as a table of one row.
+    Several have a line with its name each, and the single figures, cautions and notes come before them as a table of
+    one row; so they do before the one table of a result with a step time. A nested field is a column by its path; a
+    pair (before and after) is two, 0 and 1.
 
     >>> class Curve:
-    ...     def to_dict(self): return {"scaling": [{"world": 1, "step_ms": 2.5}, {"world": 8}], "notes": ["a"]}
+    ...     def to_dict(self): return {"scaling": [{"world": 1, "step_ms": [2, 3]}, {"world": 8}], "notes": ["a"]}
     >>> print(as_csv(Curve()).replace("\\r", ""))
-    step_ms,world
-    2.5,1
-    ,8
+    step_ms.0,step_ms.1,world
+    2,3,1
+    ,,8
     <BLANKLINE>
     """
     whole = tidy(document.to_dict())
-    found, single = list(_tables(whole)), {key: value for key, value in whole.items() if not _is_nested(value)}
-    if len(found) != 1:
-        found.insert(0, ("summary", [single]))
+    found = list(_tables(whole))
+    if len(found) != 1 or "step_ms" in whole:
+        found.insert(0, ("summary", [_flat(whole)]))
     text = io.StringIO()
     for number, (name, rows) in enumerate(found):
         if len(found) > 1:
             text.write(f"{chr(10) if number else ''}# {name}\n")
-        columns = list(dict.fromkeys(key for row in rows for key in row))
-        writer = csv.DictWriter(text, columns)
+        rows = _split_pairs(rows)
+        writer = csv.DictWriter(text, list(dict.fromkeys(key for row in rows for key in row)))
         writer.writeheader()
         writer.writerows({key: _cell(value) for key, value in row.items()} for row in rows)
     return text.getvalue()
@@ -106,18 +108,53 @@ def as_csv(document: Document) -> str:
 
 def _tables(fields: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, list[dict[str, Any]]]]:
     for name, value in fields.items():
-        if isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
-            yield f"{prefix}{name}", value
+        if records := _records(value):
+            yield f"{prefix}{name}", [_flat(record) for record in records]
         elif isinstance(value, dict):
             yield from _tables(value, f"{prefix}{name}.")
 
 
-def _is_nested(value: Any) -> bool:
-    return isinstance(value, (dict, list))
+def _records(value: Any) -> list[dict[str, Any]]:
+    """The rows of a table: a list of records, or records by name; empty for what is no table."""
+    if isinstance(value, dict) and all(isinstance(record, dict) for record in value.values()):
+        return [{"name": name} | record for name, record in value.items()]
+    return value if isinstance(value, list) and all(isinstance(record, dict) for record in value) else []
+
+
+def _flat(fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The fields that are no tables, by path.
+
+    >>> _flat({"a": {"b": 1, "c": [2, 3]}, "rows": [{"d": 4}]})
+    {'a.b': 1, 'a.c': [2, 3]}
+    """
+    flat = dict[str, Any]()
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            flat |= {} if _records(value) else _flat(value, f"{prefix}{name}.")
+        elif not _records(value):
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def _split_pairs(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows with two columns for one that holds only pairs of numbers."""
+    filled = [(name, value) for row in rows for name, value in row.items() if value is not None]
+    pairs = {name for name, _ in filled} - {name for name, value in filled if not _is_pair(value)}
+    split = [dict[str, Any]() for _ in rows]
+    for cells, row in zip(split, rows, strict=True):
+        for name, value in row.items():
+            cells |= {f"{name}.{side}": value[side] for side in (0, 1)} if name in pairs and value else {name: value}
+    return split
+
+
+def _is_pair(value: Any) -> bool:
+    return (
+        isinstance(value, list) and len(value) == 2 and not any(isinstance(part, (str, dict, list)) for part in value)
+    )
 
 
 def _cell(value: Any) -> Any:
-    """A value as a cell: texts that a spreadsheet would compute are kept from it."""
-    if _is_nested(value):
-        return json.dumps(value)
+    """A value as a cell: several are joined; texts that a spreadsheet would compute are kept from it."""
+    if isinstance(value, list):
+        value = "; ".join(map(str, value))
     return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@") else value
