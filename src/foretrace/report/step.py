@@ -63,7 +63,12 @@ CAUSES = {
     "carried over": "measured, and covered by no model",
 }
 """What a device idles for, and what fills a host's time."""
-BOUND = {"host": "host-bound", "device": "device-bound", "queue": "work is launched and does not start"}
+BOUND = {
+    "host": "host-bound",
+    "device": "device-bound",
+    "queue": "work is launched and does not start",
+    "ranks": "ranks wait for each other in turns",
+}
 COVERAGE = {
     "measured": "measured", "model": "modelled", "extrapolated": "extrapolated", "fallback": "by roofline",
     "assumed": "of assumed size",
@@ -261,6 +266,13 @@ def memory_verdict(report: StepReport) -> str:
     return f"fits in {capacity}{reserved}"
 
 
+def _exposed_part(report: StepReport, waited_ms: float) -> str:
+    """How much of the ranks' mean wait no other work hides, where that is not nearly all of it."""
+    waits = [wait for rank in report.ranks if (wait := rank.communication.exposed_wait_ms) is not None]
+    exposed_ms = sum(waits) / len(waits) if waits else waited_ms
+    return f", {ms(exposed_ms)} ms of it exposed" if exposed_ms < 0.9 * waited_ms else ""
+
+
 def _measured_facts(report: StepReport) -> Iterator[Fact]:
     ranks, unprofiled = report.ranks, report.unprofiled
     if report.timed:
@@ -283,7 +295,7 @@ def _measured_facts(report: StepReport) -> Iterator[Fact]:
         about = f"active, {percent(report.device_active_ms / step_ms if step_ms else 0.0)} of the step"
         about += f"; {ms(exposed)} ms of it exposed communication" if exposed else ""
         least = "at least " * (len(known) < len(ranks) or bool(report.missing))
-        about += f"; {least}{ms(waited)} ms waiting for other ranks" if waited else ""
+        about += f"; {least}{ms(waited)} ms waiting for other ranks{_exposed_part(report, waited)}" if waited else ""
         yield "device", f"{ms(report.device_active_ms)} ms", about
     yield from _communication_facts(report)
     if report.critical_path_ms:
