@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from foretrace.analysis.compare import Check, OpMiss, StepDifference, TimeChange
+from foretrace.analysis.compare import Check, OpMiss, PathChange, StepDifference, TimeChange
 from foretrace.analysis.report import PathRow, StepReport
 from foretrace.prediction.scaling import Scaling, ScalingRow
 from foretrace.report.terminal import print_report
@@ -45,6 +45,14 @@ def test_cautions_come_first_and_a_device_without_a_record_is_no_zero(difference
     text = shown(difference, page)
     assert "its 5 launches have no kernels" in text.splitlines()[1]
     assert "device" not in text.split("Slower, by op")[0]
+
+
+def test_a_critical_path_that_changes_otherwise_than_the_step_is_named(difference, page):
+    difference.critical_path = [PathChange("kernel", (10.0, 12.5), 2.5)]
+    assert not [line for line in shown(difference, page).splitlines() if line.startswith("  path")]
+    difference.critical_path = [PathChange("kernel", (11.0, 15.0), 4.0)]
+    text = shown(difference, page)
+    assert "11.0 → 15.0 ms (+36 %)  the critical path; it goes on" in text and "add up to +4.00 ms" in text
 
 
 def test_slower_and_faster_ops_are_separate_and_equal_ones_left_out(difference, page):

@@ -48,8 +48,19 @@ def difference_blocks(difference: StepDifference, top: int | None) -> Blocks:
     before, after = difference.device_active_ms
     if before and after:
         facts.append(("device", change(before, after), "active, on the busiest rank"))
+    facts += _path_fact(difference)
     yield fact_lines(f"{difference.before} → {difference.after}", facts)
     yield from _change_tables(difference, top)
+
+
+def _path_fact(difference: StepDifference) -> Iterator[Fact]:
+    """How long the critical paths are, where they are not as long as the steps: their changes add up to theirs."""
+    before, after = (sum(row.ms[side] for row in difference.critical_path) for side in (0, 1))
+    pairs = list(zip(difference.step_ms, (before, after), strict=True))
+    if all((before, after)) and any(abs(path - step) > 0.01 * step for step, path in pairs):
+        beyond = any(path > 1.01 * step for step, path in pairs)
+        until = "; it goes on until all that the step launched has ended" * beyond
+        yield "path", change(before, after), f"the critical path{until}"
 
 
 def _change_tables(difference: StepDifference, top: int | None) -> Blocks:
