@@ -233,3 +233,37 @@ def test_a_suggested_step_has_what_the_loop_of_a_function_reads_and_changes():
     step = names["make_step"]()
     assert step() is None and step() is None
     assert "loader = " not in made
+
+
+def test_the_function_to_write_takes_only_what_the_loop_sees():
+    made = suggested_step(
+        "class Net:\n"
+        "    def forward(self, x):\n"
+        "        x, n = self.scale(x), 3\n"
+        "        self.parts = [n for n in x]\n"
+        "        return x\n"
+        "def evaluate(model):\n"
+        "    total = 0\n"
+        "    return total\n"
+        "def main():\n"
+        "    parser = Parser()\n"
+        "    parser.add('--width')\n"
+        "    args, sizes = parser.parse(), (1, 2)\n"
+        "    def draw(n):\n"
+        "        return n * args\n"
+        "    model = None\n"
+        "    if args:\n"
+        "        model = Net()\n"
+        "    for x in evaluate(model):\n"
+        "        pass\n"
+        "    for _ in range(9):\n"
+        "        ids = [draw(n) for n in sizes]\n"
+        "        x = model.forward(ids)\n"
+        "        x.backward()\n",
+        "train.py",
+    )
+    assert made.startswith("def make_step():\n    _ = 0\n    parser = Parser()\n    parser.add('--width')\n")
+    assert "    if args:\n        model = Net()\n" in made and "def draw(n):" in made
+    for absent in ("self.", "evaluate", "total", "nonlocal", "range(1)"):
+        assert absent not in made
+    compile(made, "train.py", "exec")

@@ -146,6 +146,7 @@ def make_step():
 """
 WRAPPERS = ("enumerate", "iter", "tqdm", "islice")
 """Calls around what a loop goes through."""
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
 UNKNOWN = """\
     model = ...  # as {name} builds it, on device "cuda"
     optimizer = torch.optim.AdamW(model.parameters())
@@ -162,6 +163,7 @@ def suggested_step(source: str, name: str) -> str:
 
     >>> loop = "model = Net()\\nfor x in loader:\\n    loss = model(x)\\n    loss.backward()\\n"
     >>> print(suggested_step(loop, "train.py"))
+    # move the loop of train.py under: if __name__ == "__main__":
     def make_step():
         x = ...  # one batch, made up; train.py takes it from loader
         model = Net()
@@ -186,17 +188,20 @@ def suggested_step(source: str, name: str) -> str:
     before = [_first_item(one, name) for one in outer]
     before += [dedent(ast.get_source_segment(source, one, padded=True) or "") for one in _makers(tree, loop)]
     made_before = _names(ast.parse("\n".join(before)), ast.Store)
-    if changed := sorted(_names(ast.Module(loop.body, []), ast.Store) & made_before):
-        body = f"nonlocal {', '.join(changed)}\n{body}"
+    changed = sorted(_names(ast.Module(loop.body, []), ast.Store) & made_before)
+    outside = f"nonlocal {', '.join(changed)}\n" if changed else ""
     taken = any(isinstance(node, ast.Name) and node.id == "step" for node in ast.walk(loop))
     parts = {"before": indent("\n".join(before) or "...", "    "), "step": "train_step" if taken else "step"}
-    made = STEP.format(body=indent(body, "        "), **parts)
+    made = STEP.format(body=indent(f"{outside}{body}", "        "), **parts)
     try:
         compile(made, name, "exec")
     except SyntaxError:  # a break that belongs to the loop
-        once = f"for _ in range(1):  # once\n{indent(body, '    ')}"
+        once = f"{outside}for _ in range(1):  # once\n{indent(body, '    ')}"
         made = STEP.format(body=indent(once, "        "), **parts)
-    return made
+    (whole,) = (node for node in tree.body if loop in ast.walk(node))
+    if isinstance(whole, DEFINITIONS) or (isinstance(whole, ast.If) and "__name__" in _names(whole.test, ast.Load)):
+        return made
+    return f'# move the loop of {name} under: if __name__ == "__main__":\n{made}'
 
 
 def _first_item(loop: ast.For, name: str) -> str:
@@ -226,8 +231,18 @@ def _first_item(loop: ast.For, name: str) -> str:
 
 
 def _names(tree: ast.AST, context: type[ast.expr_context]) -> set[str]:
-    """The names that some code reads, or sets."""
-    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, context)}
+    """The names that some code reads, or sets; but for those of its comprehensions, which are theirs alone.
+
+    >>> sorted(_names(ast.parse("ids = [draw(n, m) for n in sizes]"), ast.Load))
+    ['draw', 'm', 'sizes']
+    """
+    inner = set[ast.AST]()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
+            own = {name for one in node.generators for name in _names(one.target, ast.Store)}
+            inner |= {name for name in ast.walk(node) if isinstance(name, ast.Name) and name.id in own}
+    named = (node for node in ast.walk(tree) if isinstance(node, ast.Name) and node not in inner)
+    return {node.id for node in named if isinstance(node.ctx, context)}
 
 
 def _training_loop(tree: ast.Module) -> ast.For | ast.While | None:
@@ -247,19 +262,72 @@ def _calls(node: ast.AST) -> Iterator[ast.Call]:
 def _makers(tree: ast.Module, loop: ast.For | ast.While) -> list[ast.stmt]:
     """The statements before the loop that make what its body reads: the model, the optimizer, the loss; and what these
     read in turn, but for what is made at the top level, which is there."""
-    inside, top = set(ast.walk(loop)), set(tree.body)
-    before = [node for node in ast.walk(tree) if isinstance(node, ast.Assign) and node not in inside]
-    wanted, found = _names(ast.Module(loop.body, []), ast.Load), dict[str, ast.stmt]()
-    wanted |= _names(ast.Module(loop.body, []), ast.Store)
-    while True:
-        more = {
-            name: node
-            for node in before
-            for name in _names(node, ast.Store) & wanted - found.keys()
-            if node.lineno < loop.lineno
-        }
-        if not more:
-            return sorted(set(found.values()), key=lambda node: (node.lineno, node.col_offset))
-        found |= more
-        deeper = [node for node in more.values() if node not in top]
-        wanted |= {name for node in deeper for name in _names(node, ast.Load)}
+    before = [node for node in _before(tree.body, loop) if node not in tree.body or not isinstance(node, DEFINITIONS)]
+    wanted, taken, made = _read_first(loop.body, set()), set[ast.stmt](), set[str]()
+    while more := {node for node in before if _sets(node) & wanted or _changed_by(node) & made} - taken:
+        taken |= more
+        made |= {name for node in more for name in _sets(node)}
+        wanted |= {name for node in more if node not in tree.body for name in _names(node, ast.Load)}
+    return [node for node in before if node in taken]
+
+
+def _before(body: Sequence[ast.stmt], loop: ast.stmt) -> Iterator[ast.stmt]:
+    """The statements that run before the loop in the blocks around it; other functions and classes are not entered."""
+    for node in body:
+        if loop not in ast.walk(node):
+            yield node
+            continue
+        for block in _blocks(node) if node is not loop else ():
+            if any(loop in ast.walk(one) for one in block):
+                yield from _before(block, loop)
+        return
+
+
+def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
+    """The lists of statements inside of a statement."""
+    for handler in getattr(node, "handlers", ()):
+        yield handler.body
+    for name in ("body", "orelse", "finalbody"):
+        if isinstance(block := getattr(node, name, None), list) and block:
+            yield block
+
+
+def _read_first(body: Sequence[ast.stmt], known: set[str]) -> set[str]:
+    """The names that statements read before they set them; what they set is added to the known ones.
+
+    >>> sorted(_read_first(ast.parse("x = f(y)\\ntotal += x\\nwith a:\\n  z = x").body, set()))
+    ['a', 'f', 'total', 'y']
+    """
+    read = set[str]()
+    for node in body:
+        blocks = list(_blocks(node))
+        inside = {one for block in blocks for one in block}
+        head = ast.Module([part for part in ast.iter_child_nodes(node) if part not in inside], [])  # type: ignore[misc]
+        again = _names(node.target, ast.Store) if isinstance(node, ast.AugAssign) else set()
+        read |= (_names(head, ast.Load) | again) - known
+        known |= _names(head, ast.Store)
+        for block in blocks:
+            read |= _read_first(block, known)
+    return read
+
+
+def _sets(node: ast.stmt) -> set[str]:
+    """The names that a statement sets."""
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        return {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return {node.name}
+    return _names(node, ast.Store)
+
+
+def _changed_by(node: ast.stmt) -> set[str]:
+    """The names of the objects that a statement changes in place: ``parser.add_argument(…)``, ``model.scale = 2``."""
+    parts: list[ast.expr] = [node.value.func] if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) else []
+    parts += node.targets if isinstance(node, ast.Assign) else []
+    changed = set[str]()
+    for part in parts:
+        root = part
+        while isinstance(root, (ast.Attribute, ast.Subscript, ast.Call)):
+            root = root.func if isinstance(root, ast.Call) else root.value
+        changed |= {root.id} if isinstance(root, ast.Name) and root is not part else set()
+    return changed
