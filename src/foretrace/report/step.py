@@ -584,7 +584,7 @@ def _idle_table(report: StepReport, top: int | None) -> RenderableType:
 def _idle_causes(report: StepReport) -> RenderableType:
     idle = report.device_idle_ms
     rows = [
-        [kind if kind in OVERHEADS else "", CAUSES.get(kind, kind), ms(spent), percent(spent / idle), bar(spent / idle)]
+        [kind, CAUSES.get(kind, ""), ms(spent), percent(spent / idle), bar(spent / idle)]
         for kind, spent in sorted(report.idle_causes.items(), key=lambda item: -item[1])
         if round(spent, 4) > 0
     ]
