@@ -415,3 +415,5 @@ def test_one_rank_alone_says_whether_its_waits_for_others_are_in_its_collectives
     for report, included in [(own, True), (elsewhere, False), (kept, True)]:
         (note,) = [note for note in report.notes if "predicted alone" in note]
         assert note.endswith("its waits for other ranks included" if included else "is not included")
+        assert (report.by_rank("wait_ms")[0] is None) == included
+        assert any("waiting included" in said for name, _, said in step_facts(report) if name == "comm") == included

@@ -109,9 +109,16 @@ def predict_on_own_machine(
         report.profiling_ms = max(report.step_ms - max(works, 0.0) - named, 0.0)
     report.fabric = fabric.name if fabric else None
     measured_as = [measured_range_note(job.graphs), *stall_notes(ranks, report.step_ms), *overhead_notes(ranks)]
+    _forget_waits(report, waits_included)
     report.notes = job_notes(job, [*report.notes, *notes, *done.notes, *measured_as, *shared], waits_included)
     forget_unknown_limits(report)
     return report
+
+
+def _forget_waits(report: StepReport, waits_included: bool) -> None:
+    """How long one rank waits for others is unknown where these have no trace and its collectives take as measured."""
+    if waits_included and report.missing:
+        report.ranks[0].wait_ms = None
 
 
 def _no_longer(period_ms: float | None, span_ms: float) -> float | None:
@@ -224,6 +231,7 @@ def _platform_report(
     add_power(report, done_by_rank, platform.device)
     rank_notes = merge_rank_notes({rank.graph.rank: rank.notes for rank in ranks})
     waits_included = len(ranks) == 1 and ranks[0].measured_collectives
+    _forget_waits(report, waits_included)
     report.notes = job_notes(
         job,
         [

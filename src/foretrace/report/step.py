@@ -69,6 +69,7 @@ BOUND = {
     "queue": "work is launched and does not start",
     "ranks": "ranks wait for each other in turns",
 }
+WAITING_INCLUDED = "waiting included: the other ranks have no trace here"
 COVERAGE = {
     "measured": "measured", "model": "modelled", "extrapolated": "extrapolated", "fallback": "by roofline",
     "assumed": "of assumed size",
@@ -177,6 +178,7 @@ def _predicted_facts(report: StepReport) -> Iterator[Fact]:
         yield "device", f"{ms(report.device_active_ms)} ms", active
     if report.exposed_communication_ms or report.hidden_communication_ms:
         hidden = f"exposed; {ms(report.hidden_communication_ms)} ms more overlap with other work"
+        hidden += f"; {WAITING_INCLUDED}" * all(rank.wait_ms is None for rank in report.ranks)
         yield "comm", f"{ms(report.exposed_communication_ms)} ms", hidden
     if len(report.ranks) > 1:
         held = held_back(report, "them")
@@ -334,7 +336,7 @@ def _communication_facts(report: StepReport) -> Iterator[Fact]:
         unseen += f"; on hosts for {ms(hosts)} ms of it, mean over ranks" * (hosts > COSTS_NOTHING * report.step_ms)
         yield "waits", waits, f"per rank, for {_others(report)}; {count}, {ms(transfer)} ms of transfer{unseen}"
     elif spent := _mean_communication_ms(report) or transfer:
-        each = "waiting included: the other ranks have no trace here"
+        each = WAITING_INCLUDED
         if len(ranks) > 1:
             each = "a rank, waiting included: nothing of it is matched across ranks"
         elif report.collectives and ranks[0].wait_ms is not None:
