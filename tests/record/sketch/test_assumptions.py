@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,6 +17,7 @@ from foretrace.graph import ForetraceError, Graph
 from foretrace.graph.graph import cautions
 from foretrace.record.sketch import assumptions
 from foretrace.record.sketch.assumptions import AssumedFloat
+from foretrace.record.sketch.shares import VARIABLE
 from foretrace.record.sketch.sketch import sketch
 
 Body = Callable[[torch.Tensor, torch.optim.Optimizer], Any]
@@ -104,6 +107,28 @@ def test_a_number_that_is_compared_is_a_caution_and_one_that_is_logged_is_none()
     assert caution.endswith(f"1 for a number that is compared (test_assumptions.py:{line})")
 
 
+def test_a_number_that_becomes_a_size_by_way_of_float_and_math_is_a_caution() -> None:
+    def mixed(read: Callable[[torch.Tensor], int]) -> Callable[..., None]:
+        def body(loss: torch.Tensor, optimizer: Any) -> None:
+            loss.backward()
+            optimizer.step()
+            torch.zeros(read(loss.detach()) + 1)
+
+        return body
+
+    for read in (
+        lambda loss: int(64 * math.sqrt(loss.item())),
+        lambda loss: round(64 * math.exp(loss)),
+        lambda loss: int(64 * np.sqrt(loss.item())),
+        lambda loss: math.floor(float(loss) * 64),
+        lambda loss: int(64 * float(loss.item())),
+    ):
+        (caution,) = cautions(training(mixed(read)).notes)
+        assert f"(test_assumptions.py:{read.__code__.co_firstlineno})" in caution
+    harmless = training(mixed(lambda loss: int(math.isnan(float(loss)))))
+    assert not cautions(harmless.notes) and len(harmless.notes) == 1
+
+
 def test_what_is_assumed_while_a_model_is_built_is_a_caution() -> None:
     def build() -> Callable[[], Any]:
         width = int(torch.randint(4, 9, ()))
@@ -152,7 +177,11 @@ def test_a_loop_that_waits_for_an_unknown_value_is_refused_with_its_line(monkeyp
 
     with pytest.raises(ForetraceError) as raised:
         sketch(step)
-    assert f"does not end: test_assumptions.py:{step.__code__.co_firstlineno + 2} has read" in raised.value.what
+    line = f"test_assumptions.py:{step.__code__.co_firstlineno + 2}"
+    assert f"does not end: {line} has read" in raised.value.what and f"{line}=20x1/0" in raised.value.advice
+    monkeypatch.setenv(VARIABLE, f"{line}=7x0/1")
+    graph = sketch(step)
+    assert sum(op.name == "aten::mul" for op in graph.ops) == 7 and not cautions(graph.notes)
 
 
 def test_reading_many_elements_of_a_tensor_is_no_endless_loop(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,20 +6,24 @@ to another step than the one that would run, and one while the model is built to
 
 from __future__ import annotations
 
+import ast
+import linecache
 import os
 import re
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from math import isfinite
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
 
 from foretrace.errors import ForetraceError
 from foretrace.record.guard.side_effects import INSTALLED, OURS, script_line
-from foretrace.record.sketch.shares import EVERY_MASK, SHARE, SHARES, THIS_SHARE, VARIABLE
+from foretrace.record.sketch.shares import EVERY_MASK, EVERY_NUMBER, SHARE, SHARES, THIS_SHARE, UNFOLLOWED, VARIABLE
 from foretrace.record.sketch.values import (
     ALIKE,
     CHANCE,
@@ -54,7 +58,9 @@ FLAG, INTEGER = "False for a flag", "1 for an integer, perhaps a size"
 NUMBER, COMPARED = "1 for a number", "1 for a number that is compared"
 ARRAY = "1 for each number of an array, which may decide something"
 PASSED = "PyTorch's own checks of values pass"
-SETTING = rf"({EVERY_MASK}|.+:\d+)=-?\d*\.?\d+(e-?\d+)?"
+VALUE = r"-?\d*\.?\d+(?:e-?\d+)?"
+SETTING = rf"({EVERY_MASK}|{EVERY_NUMBER}|.+:\d+)=(?:([1-9]\d*)x)?({VALUE})(?:/({VALUE}))?"
+"""A place and its value; of a loop, how often it is read there, and the value that ends the loop."""
 SPECIFIED = f"what {VARIABLE} says"
 STEERING = (FLAG, INTEGER, COMPARED, ARRAY, CHECKED, RANKED, CHANCE, *SHARES)
 """What may lead to another step than the one that would run."""
@@ -82,6 +88,8 @@ class Assumptions:
         """The first line of the stage of which a share was assumed."""
         self.numbers = 0
         """How many numbers were assumed so far."""
+        self.number = self._settings.get(EVERY_NUMBER)
+        """What numbers are assumed to be that no line is specified for; None for 1, and for draws."""
 
     def start(self, stage: str, calls: int = 0) -> None:
         """A stage begins: building, warm-up or the step itself, after so many calls."""
@@ -99,11 +107,12 @@ class Assumptions:
         self._bound(line, calls)
         if (said := self._settings.get(line.partition(" ")[0])) is not None:
             self._note(SPECIFIED, line)
+            said = said.read() if isinstance(said, Repeated) else said
             return said if dtype.is_floating_point else said != 0 if dtype == torch.bool else int(said)
         if dtype.is_floating_point or dtype.is_complex:
             self.numbers += 1
             self._note(number, line)
-            return 1.0
+            return 1.0 if self.number is None else self.number
         if not reader.startswith(DATA):
             self._note(FLAG if dtype == torch.bool else INTEGER, line)
         return False if dtype == torch.bool else 1
@@ -129,7 +138,16 @@ class Assumptions:
 
     def tracked(self, value: float) -> float:
         """The number that a step gets: it tells where it decides something."""
-        return AssumedFloat.made(value, self._decides)
+        return AssumedFloat.made(value, self._decides, self.unfollowed)
+
+    def unfollowed(self) -> None:
+        """An assumed number becomes a plain one, unless it is only printed, collected or added up."""
+        for frame in _frames():
+            name = frame.f_code.co_filename
+            if not name.startswith(("<", OURS, TORCHS)):
+                if not _is_logged(name, frame.f_lineno):
+                    self._note(UNFOLLOWED, _reader()[1])
+                return
 
     def notes(self) -> list[str]:
         """What to tell the reader."""
@@ -143,6 +161,8 @@ class Assumptions:
             count = sum(lines.values())
             read = "value read on the host (.item()) was" if count == 1 else "values read on the host (.item()) were"
             notes.append(f"{count:,} {read} assumed to be 1{_places(lines)}")
+        if lost := self._read_at(STEP, UNFOLLOWED):
+            notes.append(_listed(lost))
         usual = {
             **self._read_at(BUILDING, DRAWN, SPECIFIED),
             **self._read_at(STEP, FINITE, PASSED, DRAWN, ALIKE, LONGEST, EVEN, COUNTED, SPECIFIED),
@@ -189,8 +209,44 @@ class Assumptions:
             raise ForetraceError(
                 f"the step does not end: {line or 'a library'} has read a value {reads:,} times that is unknown in a "
                 "sketch, and was assumed",
-                "Bound the loop by a number that the script knows, or record a real run.",
+                f"Say how often it goes round, as in {VARIABLE}={line.partition(' ')[0] or 'train.py:12'}=20x1/0: 1 is "
+                "read 20 times, and then 0. Or bound the loop by a number that the script knows, or record a real run.",
             )
+
+
+@cache
+def _is_logged(file: str, line: int) -> bool:
+    """Whether the innermost statement on a line only calls something, as print or append, or adds to a sum."""
+    try:
+        nodes = ast.walk(ast.parse("".join(linecache.getlines(file))))
+    except (SyntaxError, ValueError, RecursionError):
+        return False
+    spans = [n for n in nodes if isinstance(n, ast.stmt) and n.lineno <= line <= (n.end_lineno or n.lineno)]
+    return isinstance(max(spans, key=lambda node: node.lineno, default=None), (ast.Expr, ast.AugAssign))
+
+
+class Repeated(float):
+    """A value that is read a number of times, and then the one that ends the loop which waits for it.
+
+    >>> flag = Repeated(1.0, 2, 0.0)
+    >>> [flag.read() for _ in range(4)]
+    [1.0, 1.0, 0.0, 1.0]
+    """
+
+    _times: int
+    _end: float
+    _reads: int
+
+    def __new__(cls, value: float, times: int, end: float) -> Repeated:
+        """The value, how often it is read, and what is read then."""
+        made = super().__new__(cls, value)
+        made._times, made._end, made._reads = times, end, 0
+        return made
+
+    def read(self) -> float:
+        """What is read next."""
+        self._reads = (self._reads + 1) % (self._times + 1)
+        return float(self) if self._reads else self._end
 
 
 def settings_of(variable: str) -> dict[str, float]:
@@ -199,15 +255,16 @@ def settings_of(variable: str) -> dict[str, float]:
     >>> settings_of("train.py:12=0.1, mask=0.3")
     {'train.py:12': 0.1, 'mask': 0.3}
     """
-    found = {}
+    found: dict[str, float] = {}
     for part in filter(None, map(str.strip, variable.split(","))):
-        if not re.fullmatch(SETTING, part):
+        if not (match := re.fullmatch(SETTING, part)) or (match[4] and not match[2]):
             raise ForetraceError(
                 f"{VARIABLE} has {part!r}, which is no line and its value",
                 f"Write lines of the script, and the share for all other masks: {VARIABLE}=train.py:12=0.1,mask=0.3",
             )
-        place, _, value = part.rpartition("=")
-        found[place] = float(value)
+        place, times, value, end = match.groups()
+        last = float(end) if end else float(not float(value))
+        found[place] = Repeated(float(value), int(times), last) if times else float(value)
     return found
 
 
@@ -261,13 +318,37 @@ class AssumedFloat(float):
     """
 
     _decides: Callable[[], None]
+    _leaves: Callable[[], None]
 
     @classmethod
-    def made(cls, value: float, decides: Callable[[], None]) -> AssumedFloat:
-        """The number, and what it calls where it decides something."""
+    def made(cls, value: float, decides: Callable[[], None], leaves: Callable[[], None] = lambda: None) -> AssumedFloat:
+        """The number, what it calls where it decides something, and where it becomes a number that does not."""
         made = cls(value)
-        made._decides = decides
+        made._decides, made._leaves = decides, leaves
         return made
+
+    def like(self, value: Any) -> Any:
+        """What was computed from it: a number is as assumed as it is, and an integer may be a size."""
+        if type(value) is int:
+            self._decides()
+        return AssumedFloat.made(value, self._decides, self._leaves) if isinstance(value, float) else value
+
+    def __float__(self) -> float:
+        self._leaves()
+        return float.__add__(self, 0.0)
+
+    def __round__(self, digits: Any = None) -> Any:
+        if digits is None:
+            self._decides()
+        return float.__round__(self, digits)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        """What NumPy computes of it."""
+        plain = [float.__add__(value, 0.0) if isinstance(value, AssumedFloat) else value for value in inputs]
+        value = getattr(ufunc, method)(*plain, **options)
+        if isinstance(value, np.bool_):
+            self._decides()
+        return self.like(value)
 
     def __reduce__(self) -> Any:
         """Copies are plain numbers."""
@@ -280,8 +361,7 @@ def _arithmetic(name: str) -> Any:
     original = getattr(float, name)
 
     def call(self: AssumedFloat, *others: Any) -> Any:
-        value = original(self, *others)
-        return AssumedFloat.made(value, self._decides) if type(value) is float else value
+        return self.like(original(self, *others))
 
     return call
 
@@ -297,7 +377,22 @@ def _decisive(name: str) -> Any:
     return call
 
 
-for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "pow", "rpow", "neg", "abs"):
+def followed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of `math` whose results are as assumed as what it is given."""
+
+    def call(*args: Any) -> Any:
+        args = tuple(arg.item() if isinstance(arg, torch.Tensor) else arg for arg in args)
+        value = function(*args)
+        given = next((arg for arg in args if isinstance(arg, AssumedFloat)), None)
+        return value if given is None else given.like(value)
+
+    return call
+
+
+ARITHMETIC = "add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow neg pos abs"
+MATH = "sqrt exp expm1 log log2 log10 log1p pow sin cos tan tanh asin acos atan atan2 hypot fabs fmod floor ceil trunc"
+"""Functions of `math` by which sizes are computed."""
+for _name in ARITHMETIC.split():
     setattr(AssumedFloat, f"__{_name}__", _arithmetic(f"__{_name}__"))
 for _name in ("lt", "le", "gt", "ge", "eq", "ne", "bool", "int", "floor", "ceil", "trunc"):
     setattr(AssumedFloat, f"__{_name}__", _decisive(f"__{_name}__"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -25,7 +26,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from foretrace.graph import ForetraceError, Op
 from foretrace.record.guard.guard import is_elsewhere
 from foretrace.record.guard.side_effects import script_line
-from foretrace.record.sketch.assumptions import ARRAY, Assumptions
+from foretrace.record.sketch.assumptions import ARRAY, MATH, Assumptions, followed
 from foretrace.record.sketch.cuda_api import gpu_is_visible
 from foretrace.record.sketch.selections import Selections
 from foretrace.record.sketch.sparse_tensors import SparseTensors
@@ -147,7 +148,7 @@ class FakeStepMode(FakeTensorMode):
         known = self._known(fake)
         if known is None:
             assumed, at_random = self.assumptions.unknown(fake.dtype, self.calls), self.values.at_random(fake)
-            return assumed if at_random is None else at_random
+            return assumed if at_random is None or self.assumptions.number is not None else at_random
         with no_dispatch():
             return known.item()
 
@@ -168,6 +169,14 @@ class FakeStepMode(FakeTensorMode):
         numbers = self.assumptions.numbers
         value = torch.Tensor.item(fake)
         return value if self.assumptions.numbers == numbers else self.assumptions.tracked(value)
+
+    def number(self, fake: Any) -> float:
+        """``float(tensor)``: Python makes a plain number of any other."""
+        numbers = self.assumptions.numbers
+        value = float(torch.Tensor.__float__(fake))
+        if self.assumptions.numbers != numbers:
+            self.assumptions.unfollowed()
+        return value
 
     def integer(self, fake: Any) -> int:
         """``int(tensor)``: where a number is assumed, so is the integer, which may be a size."""
@@ -297,11 +306,14 @@ def readable(fake_step: FakeStepMode) -> Iterator[None]:
         "tolist": lambda fake: fake_step.tolist(fake),
         "numpy": lambda fake, **options: fake_step.numpy(fake, **options),
         "__int__": lambda fake: fake_step.integer(fake),
+        "__float__": lambda fake: fake_step.number(fake),
         "__format__": lambda fake, how: fake_step.format(fake, how),
     }
     with ExitStack() as stack:
         for name, method in methods.items():
             stack.enter_context(patch.object(FakeTensor, name, method, create=True))
+        for name in MATH.split():
+            stack.enter_context(patch.object(math, name, followed(getattr(math, name))))
         yield
 
 

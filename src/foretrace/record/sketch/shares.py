@@ -24,7 +24,11 @@ SHARE, LESS, MORE = 0.5, 0.1, 0.9
 VARIABLE = "FORETRACE_ASSUME"
 """Environment variable with what to assume instead, as ``train.py:12=0.1,mask=0.3``: what a line reads, the share of
 the elements that a mask on a line passes, and the share for all other lines."""
-EVERY_MASK = "mask"
+EVERY_MASK, EVERY_NUMBER = "mask", "number"
+UNFOLLOWED = "an unknown number becomes a plain one, and where that leads is not known"
+DECISIVE = "assumed in the step, and decisive: 1 for a number that leads to other calls"
+OTHER = 0.4
+"""Another number than the one that is assumed."""
 THIS_SHARE = "the range is for this share alone"
 BOTH_SHARES = f"the range holds {100 * LESS:.0f} to {100 * MORE:.0f} % of them"
 CUBIC = ("mm", "attention", "matmul", "linear", "convolution", "cdist")
@@ -37,10 +41,12 @@ def with_range_of_shares(graph: Graph, sketched: Callable[[], Graph]) -> Graph:
 
     ``sketched`` sketches the same step anew, with the shares that the environment says.
     """
+    if any(note.startswith(UNFOLLOWED) for note in graph.notes):
+        graph = _with_other_numbers(graph, sketched)
     if not any(share in note for note in graph.notes for share in SHARES):
         return graph
     try:
-        less, more = (list(_with_share(share, sketched).ops) for share in (LESS, MORE))
+        less, more = (list(_assuming(f"{EVERY_MASK}={share}", sketched).ops) for share in (LESS, MORE))
     except Exception as error:
         why = f"{THIS_SHARE}, as another can't be sketched ({type(error).__name__})"
         return replace(graph, notes=[note.replace(THIS_SHARE, why) for note in graph.notes])
@@ -53,10 +59,26 @@ def with_range_of_shares(graph: Graph, sketched: Callable[[], Graph]) -> Graph:
     return replace(graph, ops=OpTable.of(ops), notes=notes)
 
 
-def _with_share(share: float, sketched: Callable[[], Graph]) -> Graph:
-    """The step with another share wherever none is specified."""
+def _with_other_numbers(graph: Graph, sketched: Callable[[], Graph]) -> Graph:
+    """The graph, with a caution where the step makes other calls with other unknown numbers."""
+    try:
+        other = _assuming(f"{EVERY_NUMBER}={OTHER}", sketched)
+        same = [*map(_shapes, graph.ops)] == [*map(_shapes, other.ops)]
+    except Exception:
+        same = False
+    lost, others = ([n for n in graph.notes if n.startswith(UNFOLLOWED) is is_lost] for is_lost in (True, False))
+    found = [] if same else [note.replace(UNFOLLOWED, DECISIVE) for note in lost]
+    return replace(graph, notes=[*found, *others])
+
+
+def _shapes(op: Op) -> tuple[object, ...]:
+    return op.name, *(tensor.shape for tensor in (*op.tensors, *op.produced))
+
+
+def _assuming(what: str, sketched: Callable[[], Graph]) -> Graph:
+    """The step with something else assumed wherever nothing is specified."""
     before = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = ",".join(filter(None, (before, f"{EVERY_MASK}={share}")))
+    os.environ[VARIABLE] = ",".join(filter(None, (what, before)))
     try:
         return sketched()
     finally:
