@@ -147,14 +147,14 @@ def test_what_takes_long_is_written_before_a_part_is_full(store, traces, monkeyp
 
 
 def test_two_that_add_at_once_lose_nothing(tmp_path, traces):
-    folder = traces(**{f"job{number:03d}": 20.0 + number / 10 for number in range(60)})
+    folder = traces(**{f"job{number:03d}": 20.0 + number / 10 for number in range(24)})
     store = tmp_path / "fleet"
     Store.open(store, create=True)
-    halves = [[str(folder / f"job{number:03d}") for number in range(first, 60, 2)] for first in (0, 1)]
+    halves = [[str(folder / f"job{number:03d}") for number in range(first, 24, 2)] for first in (0, 1)]
     command = [sys.executable, "-m", "foretrace", "fleet", "add", str(store)]
     with started([*command, *halves[0]]) as one, started([*command, *halves[1]]) as other:
         assert one.wait() == other.wait() == 0
-    assert len(Store.open(store).records()) == 60
+    assert len(Store.open(store).records()) == 24
 
 
 def test_labels_of_a_table_come_before_those_for_all(store, traces):
