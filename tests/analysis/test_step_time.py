@@ -55,6 +55,13 @@ def test_steps_of_a_host_that_its_device_keeps_up_with_are_as_long_as_their_mark
     assert measure_step(graph).mark_ms is None
 
 
-def test_a_step_without_others_is_from_its_first_work_to_its_last_where_that_is_longer_than_its_mark() -> None:
-    assert lengths(loop([2000.0], 10_000.0)) == pytest.approx([10.0])
+def test_a_step_without_others_is_as_long_as_its_mark_unless_that_is_of_its_launches_only() -> None:
+    assert lengths(loop([9000.0], 10_000.0)) == pytest.approx([9.0])
     assert lengths(loop([2000.0], 1500.0, late_us=1000.0)) == pytest.approx([2.0])
+    assert lengths(loop([2000.0], 10_000.0)) == pytest.approx([10.0])
+
+
+def test_device_work_that_ends_long_after_a_lone_step_is_said_beside_it() -> None:
+    said = "from the step's first device work to its last: in a loop, its device decides how long it takes"
+    assert ("span", "10.0 ms", said) in step_facts(measure_step(loop([9000.0], 10_000.0)))
+    assert not any(name == "span" for name, *_ in step_facts(measure_step(loop([9000.0], 9000.0))))

@@ -159,11 +159,12 @@ def test_a_step_of_several_whose_marks_have_only_launches_takes_as_long_as_the_d
     assert not any("does not start on an idle device" in note for note in report.notes)
 
 
-def test_a_single_step_whose_host_runs_ahead_takes_as_long_as_its_device() -> None:
+def test_a_single_step_whose_mark_has_most_of_its_work_takes_as_long_as_its_mark() -> None:
     mark, span = Call("ProfilerStep#0", 0, 1000, kind=ANNOTATION), Span("ProfilerStep#0", 0.0, 1000.0)
     graph = rank(mark, Call("aten::mm", 10, 90), launch(20, 30, (40, 1150)), steps=[span])
     report = predict_on_own_machine(Job([graph]))
-    assert report.step_ms == report.step_ms_back_to_back == pytest.approx(1.11)
+    assert report.step_ms == pytest.approx(1.0)
+    assert report.step_ms_back_to_back == pytest.approx(1.11, rel=0.02)
 
 
 def test_the_estimate_lies_inside_its_range() -> None:

@@ -3,15 +3,16 @@ communication, idle time and waits for other ranks within 1 % of what a plain re
 is bound by and the largest cause of idle time the same, and 95 % of the idle time has a named cause.
 
 The plain reading knows nothing of Foretrace. The window is the profiler's step mark, or first event to last without
-one. Where the next step's first launch comes before the step's device work is done, the host is ahead: then the window
-is from the end of the device work of the step before to the end of its own, if that is longer. The device is active
-where any kernel, copy or memset runs in the window, whichever step launched it. Communication is exposed where no
-other work runs beside its kernels; a rank waits from the start of its kernel to that of the last rank's, where all
-launch as many. The host limits a step where the device idles for more than 30 % of it; or for more than 10 %, and the
-threads that launch wait for it for less time than it idles. Nobody knows what limits a step in which launched work
-does not start, where most of that time lies before the first recorded device event. Where the device idles, the cause
-is what the thread that launches the next kernel does until it has launched it; what is left is a launched kernel that
-does not start. Clocks of devices are moved by the least that lets no kernel start before its launch.
+one. In a trace of several steps, where the next step's first launch comes before the step's device work is done, the
+host is ahead: then the window is from the end of the device work of the step before to the end of its own, if that is
+longer. The device is active where any kernel, copy or memset runs in the window, whichever step launched it.
+Communication is exposed where no other work runs beside its kernels; a rank waits from the start of its kernel to that
+of the last rank's, where all launch as many. The host limits a step where the device idles for more than 30 % of it; or
+for more than 10 %, and the threads that launch wait for it for less time than it idles. Nobody knows what limits a step
+in which launched work does not start, where most of that time lies before the first recorded device event. Where the
+device idles, the cause is what the thread that launches the next kernel does until it has launched it; what is left is
+a launched kernel that does not start. Clocks of devices are moved by the least that lets no kernel start before its
+launch.
 
     python -m benchmarks.claims.accuracy.headlines
 """
@@ -144,13 +145,15 @@ class Trace:
     def paced(self, step: str | None) -> tuple[float, float]:
         """The window, or that of the device where it falls behind the host."""
         start, end = self.window(step)
-        last = step is None or not any(begin >= end for begin, _ in self.steps.values())
+        if step is None or len(self.steps) == 1:
+            return start, end
+        last = not any(begin >= end for begin, _ in self.steps.values())
         launches = [(self.launch.get(e["args"].get("correlation"), {"ts": 0.0})["ts"], e) for e in self.device]
         first = min((ts for ts, _ in launches if start <= ts < end), default=start)
         following = end + first - start if last else min((ts for ts, _ in launches if ts >= end), default=end)
         own = [e for ts, e in launches if start <= ts < end]
         done = max((e["ts"] + e["dur"] for e in own), default=end)
-        if step is None or done <= following:
+        if done <= following:
             return start, end
         before = [e["ts"] + e["dur"] for ts, e in launches if ts < start and e["ts"] < done]
         begins = max([min(e["ts"] for e in own), *before])

@@ -16,6 +16,8 @@ from foretrace.graph import Graph, Span
 from foretrace.graph.tables import COPY, SYNC, Floats, launched_before
 from foretrace.simulation.task_graph import total
 
+MOSTLY_DONE = 0.5
+"""Share of a lone step's device work that is done by the end of its mark, unless the mark is of its launches only."""
 ByStream = dict[int, float]
 """A time for each stream, in microseconds."""
 
@@ -69,16 +71,16 @@ def window_of(graph: Graph, mark: Span, beside: Neighbours) -> StepWindow:
 
     A host is ahead by how long it launches the first work of a step before the streams that the step uses are done with
     that of earlier ones. A next step that is not in the trace is taken to launch as soon as this one. A step in which
-    the host loses some of its lead is shorter than its mark only by what it waits for the device in it. One alone is
-    from its first work to its last where that is longer and ends after its mark.
+    the host loses some of its lead is shorter than its mark only by what it waits for the device in it. Of one alone
+    nobody knows how long its device work is in a loop: it is as long as its mark, unless that is over before half of
+    the work is done.
     """
     kernels, launched = graph.kernels, _launched(graph)
     own, earlier = (launched >= mark.start) & (launched < mark.end), launched < mark.start
     if not own.any():
         return StepWindow(mark.start, mark.end)
     if beside.following is None and not beside.earlier:
-        window = StepWindow(float(kernels.start[own].min()), float(kernels.end[own].max()), mark.ms)
-        return window if window.end > mark.end and window.ms > mark.ms else StepWindow(mark.start, mark.end)
+        return _window_alone(mark, kernels.start[own], kernels.end[own])
     first = _by_stream(graph, own, launched, np.minimum)
     begins = _lead(_by_stream(graph, earlier, kernels.end, np.maximum), first)
     next_us = beside.following or {stream: at - mark.start for stream, at in first.items()}
@@ -86,6 +88,14 @@ def window_of(graph: Graph, mark: Span, beside: Neighbours) -> StepWindow:
     ends = _lead(done, {stream: mark.end + us for stream, us in next_us.items()})
     longer = max(ends - begins, -_waited_us(graph, mark) if beside.earlier else 0.0)
     return StepWindow(mark.start + ends - longer, mark.end + ends, mark.ms) if longer else StepWindow(*mark[1:])
+
+
+def _window_alone(mark: Span, starts: Floats, ends: Floats) -> StepWindow:
+    """The window of a step without one before or after it, whose device work starts and ends so."""
+    done = total(np.minimum(starts, mark.end), np.minimum(ends, mark.end))
+    launches_only = done < MOSTLY_DONE * total(starts, ends)
+    window = StepWindow(float(starts.min()), float(ends.max()), mark.ms)
+    return window if launches_only and window.ms > mark.ms else StepWindow(mark.start, mark.end)
 
 
 def _waited_us(graph: Graph, mark: Span) -> float:

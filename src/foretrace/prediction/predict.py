@@ -153,7 +153,8 @@ def _add_period(report: StepReport, job: Job, done: SimulatedJob, step: str | No
     ratio = longest.ms / simulated_ms if simulated_ms else 1.0
     set_range(report, longest.ms, (report.low_ms or 0.0) * ratio, (report.high_ms or 0.0) * ratio)
     as_it_ran = unseen or longest.mark_ms is not None  # nothing waits at its end
-    report.step_ms_back_to_back = longest.ms if as_it_ran else _no_longer(report.step_ms_back_to_back, longest.ms)
+    if as_it_ran or any(len(graph.steps) > 1 for graph in job.graphs):
+        report.step_ms_back_to_back = longest.ms if as_it_ran else _no_longer(report.step_ms_back_to_back, longest.ms)
     add_idle(report, done, [window[:2] for window in windows])
 
 

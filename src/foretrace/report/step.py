@@ -212,6 +212,11 @@ def _mark_fact(report: StepReport) -> Iterator[Fact]:
     if report.mark_ms is not None and abs(report.step_ms - report.mark_ms) > COSTS_NOTHING * report.step_ms:
         about = "on the host, which runs ahead: the step is from device end to device end"
         yield "mark", f"{ms(report.mark_ms)} ms", about
+    longest = max((rank.device_span_ms for rank in report.ranks), default=0.0)
+    alone = not report.predicted and report.steps == 1 and report.step is not None
+    if alone and longest > (1 + COSTS_NOTHING) * report.step_ms:
+        about = "from the step's first device work to its last: in a loop, its device decides how long it takes"
+        yield "span", f"{ms(longest)} ms", about
 
 
 def _other_step_facts(report: StepReport) -> Iterator[Fact]:
