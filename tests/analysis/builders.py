@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from foretrace.graph import PHASES, CallTable, Collective, Graph, Job, KernelTable, Names, Op, OpTable, Span
-from foretrace.graph.tables import CALL, COLLECTIVE, COMPUTE, LAUNCH, SYNC, WAIT_EVENT
+from foretrace.graph.tables import (
+    ANNOTATION,
+    CALL,
+    COLLECTIVE,
+    COMPUTE,
+    LAUNCH,
+    SYNC,
+    WAIT_EVENT,
+    ActivityTable,
+)
 
 MAIN, AUTOGRAD = 1, 2
 
@@ -90,6 +99,22 @@ def rank(*events: Call | Runtime | Orphan, number: int = 0, world: int = 1, step
         _op_table(calls), _call_table(runtime, op_of), _kernel_table(kernels),
         rank=number, world=world, collectives=collectives, steps=list(steps),
     )  # fmt: skip
+
+
+def doing(graph: Graph, *activities: tuple[str, float, float], kind: int = ANNOTATION) -> Graph:
+    """The graph with annotations or functions on its main thread."""
+    names = Names([name for name, *_ in activities])
+    count = len(activities)
+    start, end = (np.array([one[at] for one in activities]) for at in (1, 2))
+    table = ActivityTable(
+        np.arange(count, dtype=np.int32),
+        start,
+        end,
+        np.full(count, MAIN, np.int32),
+        np.full(count, kind, np.int8),
+        names,
+    )
+    return replace(graph, activities=table)
 
 
 def job(*ranks: Graph) -> Job:

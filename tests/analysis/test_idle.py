@@ -1,38 +1,19 @@
 """What fills host time, and why a device idles."""
 
-from dataclasses import replace
-
-import numpy as np
 import pytest
 
 from foretrace.analysis.compare import compare_steps
 from foretrace.analysis.host_time import host_segments
 from foretrace.analysis.measure import measure_step
-from foretrace.graph import Graph, Job, Names, Span
-from foretrace.graph.tables import ANNOTATION, FUNCTION, ActivityTable
+from foretrace.graph import Graph, Job, Span
+from foretrace.graph.tables import ANNOTATION, FUNCTION
 from foretrace.prediction.predict import predict_on_own_machine
 from foretrace.report.step import step_facts
 from foretrace.simulation.task_graph import SYNC
-from tests.analysis.builders import MAIN, Call, Orphan, Runtime, launch, rank, sync
+from tests.analysis.builders import Call, Orphan, Runtime, doing, launch, rank, sync
 from tests.narrowing import present
 
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
-
-
-def doing(graph: Graph, *activities: tuple[str, float, float], kind: int = ANNOTATION) -> Graph:
-    """The graph with annotations or functions on its main thread."""
-    names = Names([name for name, *_ in activities])
-    count = len(activities)
-    start, end = (np.array([one[at] for one in activities]) for at in (1, 2))
-    table = ActivityTable(
-        np.arange(count, dtype=np.int32),
-        start,
-        end,
-        np.full(count, MAIN, np.int32),
-        np.full(count, kind, np.int8),
-        names,
-    )
-    return replace(graph, activities=table)
 
 
 def step(load_us: float, begin: float = 0.0) -> Graph:

@@ -26,7 +26,7 @@ from foretrace.prediction.overrides import RankOverrides
 from foretrace.prediction.predict import predict_on_own_machine, predict_on_platform
 from foretrace.prediction.scaling import at_world
 from foretrace.report.step import step_facts
-from tests.analysis.builders import Call, Orphan, all_reduce, job, launch, rank, sync, wait_event
+from tests.analysis.builders import Call, Orphan, all_reduce, doing, job, launch, rank, sync, wait_event
 from tests.narrowing import present
 
 TAKES = 30.0
@@ -209,6 +209,17 @@ def test_what_the_step_before_left_on_the_device_is_in_no_table_of_a_forecast() 
     assert [(row.count, row.device_ms) for row in forecast.by_family] == [(1, pytest.approx(0.05))]
     assert [row.name for row in forecast.by_op] == [row.name for row in shown.by_op]
     assert forecast.kernel_ms == pytest.approx(shown.kernel_ms) and forecast.device_active_ms == pytest.approx(0.25)
+
+
+def test_a_step_without_its_gaps_takes_no_less_than_many_such_steps_in_a_row() -> None:
+    calls: list[Any] = [launch(900, 905, (910, 1400)), Call("aten::mm", 1600, 1700), launch(1610, 1620, (1630, 1700))]
+    calls += [sync(1700, 1705), Call("aten::mm", 1750, 2000), launch(1990, 1995, (2000, 2100))]
+    steps = [Span(f"ProfilerStep#{number}", 1000.0 * number, 1000.0 * number + 1000.0) for number in range(3)]
+    loading = ("DataLoader.__next__", 1000.0, 1600.0)  # meanwhile the device ends what the step before gave it
+    graph = doing(rank(*calls, launch(2600, 2605, (2610, 2650)), steps=steps), loading)
+    kept, dropped = (predict_on_own_machine(Job([graph]), step="ProfilerStep#1", drop_gaps=d) for d in (False, True))
+    assert kept.step_ms == pytest.approx(1.0)
+    assert dropped.step_ms == pytest.approx(0.4 + 0.07, rel=0.05), "the host's own time, and its wait for the device"
 
 
 def test_kernels_without_any_launch_in_a_trace_are_those_of_the_step() -> None:

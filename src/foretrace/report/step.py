@@ -365,8 +365,8 @@ def _predicted_limit(report: StepReport) -> str:
         return f"its {report.unrecorded_launches:,} launches have no kernels in the trace"
     if not report.kernels:
         return "all of it on the host"
-    if len(report.ranks) > 1 and report.platform != OWN_MACHINE:
-        return "from the first rank's start to the last one's end"
+    if len(report.ranks) > 1 and report.platform != OWN_MACHINE and not report.span_ms:
+        return SPANS[True]
     return f"{_bound(report, report.device_active_ms + report.device_idle_ms)} of it"
 
 
