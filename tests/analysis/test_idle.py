@@ -5,12 +5,13 @@ import pytest
 from foretrace.analysis.compare import compare_steps
 from foretrace.analysis.host_time import host_segments
 from foretrace.analysis.measure import measure_step
+from foretrace.analysis.report import NO_EVENT
 from foretrace.graph import Graph, Job, Span
-from foretrace.graph.tables import ANNOTATION, FUNCTION
+from foretrace.graph.tables import ANNOTATION, FUNCTION, OTHER_CALL
 from foretrace.prediction.predict import predict_on_own_machine
 from foretrace.report.step import step_facts
 from foretrace.simulation.task_graph import SYNC
-from tests.analysis.builders import Call, Orphan, Runtime, doing, launch, rank, sync
+from tests.analysis.builders import AUTOGRAD, Call, Orphan, Runtime, doing, launch, rank, sync
 from tests.narrowing import present
 
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
@@ -199,3 +200,9 @@ def test_annotations_name_idle_time_where_no_thread_calls_anything() -> None:
     graph = doing(rank(Orphan(500, 600), Orphan(800, 900)), ("PjitFunction(train_step)", 0.0, 1000.0))
     seen = measure_step(graph)
     assert seen.idle_causes == {"annotation": pytest.approx(0.8)} and seen.idle[0].name == "PjitFunction(train_step)"
+
+
+def test_idle_time_in_which_no_thread_launches_says_what_is_open_meanwhile() -> None:
+    graph = rank(Call("aten::mm", 0, 50), launch(10, 20, (25, 100)), Runtime(10, 900, OTHER_CALL, AUTOGRAD))
+    idle = {(row.cause, row.name): row.ms for row in measure_step(graph).idle}
+    assert idle[NO_EVENT, "inside runtime"] == pytest.approx(0.8)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
-from foretrace.analysis.activities import Activities
+from foretrace.analysis.activities import LONG_US, Activities
 from foretrace.analysis.critical_path import LATENCY_US
 from foretrace.analysis.host_time import KINDS, Segments, cut_at
 from foretrace.analysis.report import LATENCY, NO_EVENT, QUEUED, UNRECORDED, IdleRow, bound_by, idle_by_cause
@@ -60,7 +61,9 @@ def idle_rows(
     unrecorded = ends <= graph.kernels.start.min()
     found[QUEUED, UNRECORDED] = float(late[(late > LATENCY_US) & unrecorded].sum())
     found[QUEUED, ""] = float(late[(late > LATENCY_US) & ~unrecorded].sum())
-    _add_host(ops, segments, begins, launched, thread.astype(np.int32), main, found)
+    unseen = _add_host(ops, segments, begins, launched, thread.astype(np.int32), main, found)
+    for name, us in _open_meanwhile(graph, unseen).items():
+        found[NO_EVENT, name] += us
     total = sum(found.values())
     rows = [IdleRow(*key, us / 1e3, us / total) for key, us in found.items() if us > 0]
     return sorted(rows, key=lambda row: -row.ms)
@@ -120,8 +123,11 @@ def _add_host(
     thread: Ints,
     threads: list[int],
     found: dict[tuple[str, str], float],
-) -> None:
-    """Add what the host does in gaps of the device: the thread that launches next, else another that does anything."""
+) -> Segments:
+    """Add what the host does in gaps of the device: the thread that launches next, else another that does anything.
+
+    Gives the parts of the gaps in which none does.
+    """
     kind, none = np.full(len(start), T1, np.int8), np.full(len(start), -1, np.int32)
     gaps = Segments(start, end, kind, thread, none, none, none)
     gaps = gaps.rows(end > start)
@@ -144,5 +150,23 @@ def _add_host(
             found[segments.label(row, ops.names[ops.name[op]] if op >= 0 else "")] += float(of_label[at])
         gaps = pieces.rows(~known)
         if not len(gaps):
-            return
-    found[NO_EVENT, ""] += float(gaps.duration.sum())
+            break
+    return gaps
+
+
+def _open_meanwhile(graph: Graph, gaps: Segments) -> dict[str, float]:
+    """Microseconds of gaps by the annotation or runtime call, begun last, that is open meanwhile on any thread; by ""
+    for short ones and those without any.
+    """
+    us = {"": 0.0}
+    for start, end in zip(gaps.start.tolist(), gaps.end.tolist()):
+        around = []
+        for table in (graph.activities, graph.calls) if end - start >= LONG_US else ():
+            rows = np.flatnonzero((table.start < end) & (table.end > start))
+            around += [(float(table.start[row]), float(table.end[row]), table.names[table.name[row]]) for row in rows]
+        borders = sorted({start, end, *(time for one in around for time in one[:2] if start < time < end)})
+        for begin, until in pairwise(borders):
+            inside = [(since, name) for since, over, name in around if since <= begin and over >= until]
+            name = f"inside {max(inside)[1]}" if inside else ""
+            us[name] = us.get(name, 0.0) + until - begin
+    return us

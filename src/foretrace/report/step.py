@@ -401,7 +401,8 @@ def _mostly(report: StepReport) -> str:
     if not report.idle_causes or report.bound == "device":
         return ""
     if report.bound is None and report.idle_causes.get(NO_EVENT, 0.0) > report.device_idle_ms / 2:
-        return "; most of that time has no events of the host"
+        inside = next((row.name for row in report.idle if row.cause == NO_EVENT), "")
+        return f"; most of that time {f'the host is only {inside}' if inside else 'has no events of the host'}"
     if report.bound is None and (unseen := unrecorded_ms(report.idle, report.device_idle_ms)):
         return f", {ms(unseen)} ms {UNRECORDED}, perhaps with earlier work"
     if report.bound is None:
