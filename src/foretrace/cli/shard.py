@@ -7,14 +7,19 @@ from typing import Annotated, Literal
 
 import typer
 
-from foretrace.cli.options import Html, OtherFabric, Platform, Top, check_outputs
+from foretrace.cli.options import Html, OtherFabric, Platform, Top, check_outputs, what_of
 from foretrace.cli.progress import progress_bar
 from foretrace.report import Format, show
 
 
 def shard(
-    tables: Annotated[
-        str, typer.Argument(metavar="TABLES", help="A YAML or CSV file of tables; a recording, a trace, or a script.")
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="TABLES",
+            help="A YAML or CSV file of tables; a recording, a trace, or a script; or, after --, the command that "
+            "starts a script.",
+        ),
     ],
     world: Annotated[int, typer.Option(min=1, help="Number of ranks to place them on.")],
     on: Platform = "h200",
@@ -53,6 +58,7 @@ def shard(
 
     Tables may stay whole, be split by rows or by columns, or be copied to all ranks.
     """
+    tables = what_of(words)
     check_outputs([tables, on, fabric], html=html, plan=out)
     from foretrace.sharding.planner import shard as plan
 

@@ -242,7 +242,7 @@ class Costing:
         per_id = marginal.sum(axis=1) / np.maximum(shards.ids, 1.0)
         deviation = np.sqrt(sum_by(rank, variance * per_id**2, self.ranks.world))
         samples = np.random.default_rng(0).standard_normal((HOT_ROW_SAMPLES, self.ranks.world))
-        return float((us + deviation * samples).max(axis=1).mean())
+        return max(float(us.max()), float((us + deviation * samples).max(axis=1).mean()))
 
     def bytes_sent(self, plan: Plan, shards: Shards, rank: Longs) -> tuple[dict[str, Floats], Floats]:
         """Bytes of each rank in each communication, where the busiest decides; and of all embeddings that it makes."""

@@ -146,10 +146,11 @@ def shard(
 
 
 def _model(what: Sequence[Table] | Graph | Job | Module | str | Path, device: str) -> _Model:
-    if isinstance(what, (str, Path)) and is_table_list(Path(what)):
+    from foretrace.api import as_job, script_of
+
+    if isinstance(what, (str, Path)) and is_table_list(Path(what)) and not script_of(what):
         return _Model(read_tables(Path(what)), str(what))
     if isinstance(what, (Graph, Job, str, Path)):
-        from foretrace.api import as_job
         from foretrace.prediction.notes import recorded_notes
         from foretrace.sharding.training_step import batch_of_graph, tables_of_graph
 
