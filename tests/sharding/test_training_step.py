@@ -11,6 +11,7 @@ import dlrm
 from foretrace.api import predict
 from foretrace.graph import ForetraceError, Graph, Indices, Op, OpTable, Storage, Tensor
 from foretrace.platform.platform import Platform
+from foretrace.platform.registry import load_platform
 from foretrace.prediction.rank_models import PricedRank
 from foretrace.record.sketch.sketch import sketch
 from foretrace.sharding.lookups import Fused, Single
@@ -21,6 +22,7 @@ from foretrace.sharding.training_step import (
     _with_lookups,
     batch_of_graph,
     dense_bytes,
+    dense_us,
     simulate_plan,
     steps_of_ranks,
     tables_of_graph,
@@ -144,6 +146,27 @@ def test_tables_their_gradients_and_what_is_kept_of_them_are_no_part_of_it(spars
     assert few == many
     assert few > weights * (4 if optimizer is adam else 2)
     assert few < weights * 4 + 10 * BATCH * WIDTH * 4
+
+
+def test_states_of_sparse_adam_are_those_of_the_tables():
+    def build(dense):
+        table = torch.nn.EmbeddingBag(1000, DIM, mode="sum", sparse=True)
+        model = torch.nn.Sequential(table, torch.nn.Linear(DIM, WIDTH), torch.nn.Linear(WIDTH, 1)).cuda()
+        updates = [torch.optim.Adam(model[1:].parameters()), torch.optim.SparseAdam(table.parameters())][: 2 - dense]
+        ids = torch.randint(1000, (BATCH, POOLING), device="cuda")
+
+        def step():
+            model(ids).sum().backward()
+            for update in updates:
+                update.step()
+                update.zero_grad()
+
+        return step
+
+    with_updates, without = (sketch(partial(build, dense), device="cuda") for dense in (False, True))
+    assert [table.optimizer for table in tables_of_graph(with_updates)] == ["adam"]
+    where = load_platform("h200")
+    assert dense_us(with_updates, where) < 1.1 * dense_us(without, where)
 
 
 def test_a_step_that_says_nothing_of_memory_has_none_that_is_known():

@@ -135,7 +135,8 @@ def no_such_function(subject: str, script: Path, function: str | None, defined: 
     return ForetraceError(
         f"{subject} has no function {wanted}",
         f"Let its own loop run on fake tensors: give the command that starts it after --, as in foretrace predict -- "
-        f"python {script}. Or name the function that builds a step or does one: {script}:FUNCTION. It has {', '.join(defined) or 'none'}. {IMPORTED}",
+        f"python {script}. Or name the function that builds a step or does one: {script}:FUNCTION. It has "
+        f"{', '.join(defined) or 'none'}. {IMPORTED}",
     )
 
 

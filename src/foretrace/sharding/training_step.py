@@ -35,7 +35,7 @@ from foretrace.sharding.shards import LookupTimes, zipf_exponent
 from foretrace.sharding.tables import ITEMSIZE, Table
 from foretrace.transforms.draft import ProcessGroup
 from foretrace.transforms.parallel.hybrid import RankStep, TableShare, Transfer, sharded_steps
-from foretrace.transforms.weights import propagate_owners
+from foretrace.transforms.weights import propagate_owners, restrict_update
 
 OPTIMIZERS = {
     (0, 0): "sgd", (0, 1): "rowwise_adagrad", (1, 0): "adagrad", (1, 1): "partial_rowwise_adam",
@@ -133,7 +133,11 @@ def _named(tables: list[Table]) -> list[Table]:
 
 def dense_us(step: Graph, where: Platform) -> float:
     """Microseconds of a step without its lookups, their gradients and updates."""
-    others = [op for op in dispatched_calls(step).calls.ops if not _looks_up(op)]
+    calls = dispatched_calls(step).calls.ops
+    trained = {op.tensors[0].storage: False for op in calls if op.name in LOOKUPS}
+    propagate_owners([op for op in calls if op.phase == "optimizer"], trained)
+    rest_of = (restrict_update(op, trained) if op.phase == "optimizer" else op for op in calls if not _looks_up(op))
+    others = [op for op in rest_of if op is not None]
     if not others:
         return 0.0
     rest = Graph(OpTable.of(others), settings=step.settings)

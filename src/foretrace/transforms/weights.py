@@ -120,6 +120,7 @@ def tensor_lists(op: Op) -> list[list[Tensor]]:
 
 def propagate_owners(ops: Sequence[Op], owned: dict[int, Owner]) -> None:
     """Extend owners of weights or gradients, by storage, to the optimizer states that are used with them."""
+    _propagate_sparse(ops, owned)
     by_length: dict[int, list[Owner]] = {}
     for _ in range(2):
         for op in ops:
@@ -134,6 +135,26 @@ def propagate_owners(ops: Sequence[Op], owned: dict[int, Owner]) -> None:
         for tensors in tensor_lists(op):
             for tensor, owner in zip(tensors, by_length.get(len(tensors), ())):
                 owned.setdefault(tensor.storage, owner)
+
+
+def _propagate_sparse(ops: Sequence[Op], owned: dict[int, Owner]) -> None:
+    """Extend owners along sparse tensors, which have no storage of their own: to their ids, their values and, as under
+    SparseAdam, to the states that are updated by them. No two weights share any of those.
+    """
+    groups = [
+        {t.storage if t.storage >= 0 else -2 - t.id for t in (*op.tensors, *op.produced) if t.numel > 1}
+        for op in ops
+        if any(t.layout == "sparse_coo" for t in (*op.tensors, *op.produced)) and not tensor_lists(op)
+    ]
+    found = dict(owned)
+    while True:
+        before = len(found)
+        for group in groups:
+            known = [found[key] for key in group if key in found]
+            found |= {key: known[0] for key in group if known and key not in found}
+        if len(found) == before:
+            break
+    owned |= {key: owner for key, owner in found.items() if key >= 0}
 
 
 def restrict_update(op: Op, owned: dict[int, bool]) -> Op | None:
