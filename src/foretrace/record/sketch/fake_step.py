@@ -7,6 +7,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import Any
 from unittest.mock import patch
 
@@ -19,6 +20,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedOperatorException,
 )
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -40,12 +42,21 @@ from foretrace.record.watch.watch import Watch, desugars
 aten: Any = torch.ops.aten
 ALREADY_FAKE = frozenset((FakeTensor, type(None), bool, int, float, str, torch.dtype, torch.device))
 """Types of arguments without real tensors."""
+PLAIN = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout))
+"""Types of arguments that are what they say."""
 FILLS = (aten.index_put_.default, aten.index_put.default)
 """``tensor[mask] = value``: with one value, the number of elements that the mask chooses decides nothing."""
 DEVICE: Any = torch.ops.prim.device.default
 META = torch.device("meta")
 NO_FAKE = "no fake impl registered"
 """In PyTorch's error where a custom operator does not say what it gives."""
+
+
+@cache
+def _makes_new(func: Any) -> bool:
+    """Whether a call's results are new tensors: where its arguments begin in their storages then decides nothing."""
+    arguments, returns = func._schema.arguments, func._schema.returns
+    return not func.is_view and all(each.alias_info is None for each in (*arguments, *returns))
 
 
 class _InFlight(threading.local):
@@ -73,6 +84,8 @@ class FakeStepMode(FakeTensorMode):
         self.calls = 0
         """How many calls were made so far."""
         self._ragged = 0
+        self._keys: dict[tuple[Any, ...], Any] = {}
+        """PyTorch's keys of calls, under which it finds their results, by what `_brief` says of these calls."""
         self._copies: dict[int, tuple[torch.Tensor, FakeTensor]] = {}
         """Fake copies by id of the real tensor, which is referenced so that its id stays unique."""
 
@@ -135,6 +148,41 @@ class FakeStepMode(FakeTensorMode):
             else:
                 self.values.follow(func, args, kwargs or {}, result)
         return result
+
+    def _cache_key(self, state: Any, func: Any, args: Any, kwargs: Any) -> Any:
+        """PyTorch's key of a call, which takes it longer to make than all else that it does with a known call."""
+        brief: list[Any] = [func, torch.get_default_dtype(), torch.is_inference_mode_enabled()]
+        plain = self.shape_env is None and isinstance(func, torch._ops.OpOverload) and get_proxy_mode() is None
+        if not plain or not self._brief(brief, args, _makes_new(func)):
+            return super()._cache_key(state, func, args, kwargs)
+        brief.extend(kwargs)
+        if not self._brief(brief, kwargs.values(), _makes_new(func)):
+            return super()._cache_key(state, func, args, kwargs)
+        if (key := self._keys.get(known := tuple(brief))) is None:
+            key = self._keys[known] = super()._cache_key(state, func, args, kwargs)
+        return key
+
+    def _brief(self, brief: list[Any], values: Any, makes_new: bool) -> bool:
+        """Add what tells the results of a call with these arguments; False for what is not plain."""
+        for value in values:
+            kind = type(value)
+            if kind is FakeTensor:
+                if value.layout != torch.strided or value.fake_mode is not self or value.constant is not None:
+                    return False
+                if value.is_conj() or value.is_neg() or value.is_inference() or value.is_quantized:
+                    return False
+                brief += (value.dtype, value.shape, value.stride(), value.fake_device, value.requires_grad)
+                if not makes_new:
+                    brief += (value.storage_offset(), value.untyped_storage().nbytes())
+            elif kind in PLAIN:
+                brief += (kind, value)
+            elif kind in (list, tuple):
+                brief += (kind, len(value))
+                if not self._brief(brief, value, makes_new):
+                    return False
+            else:
+                return False
+        return True
 
     def device_of(self, tensor: Any) -> torch.device:
         """The true device of a tensor: two of three calls ask for one, from autograd and other code in C++."""
