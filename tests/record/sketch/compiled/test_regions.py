@@ -487,3 +487,9 @@ def test_checkpointed_layers_of_a_compiled_model_are_recomputed_in_its_backward_
     graph = sketch(build, device="cuda")
     attention = [op.phase for op in graph.ops if op.name == "aten::_scaled_dot_product_efficient_attention"]
     assert attention == ["forward", "backward"] and not cautions(graph.notes)
+
+
+def test_a_graph_of_another_backend_than_inductor_is_said_and_is_the_calls_that_it_makes() -> None:
+    graph = sketch(lambda: torch.compile(torch.neg, backend="eager")(torch.ones(4, device="cuda")), "cuda")
+    assert any("1 graph is compiled by backend 'eager' and not by TorchInductor" in note for note in graph.notes)
+    assert COMPILED_REGION not in {op.name for op in graph.ops} and "aten::neg" in {op.name for op in graph.ops}

@@ -107,6 +107,7 @@ class Compiler:
         fx: Any = torch._inductor.compile_fx
         return [
             (dynamo.eval_frame, "_callback_from_stance", self._tracing_callbacks),
+            (torch._TorchCompileWrapper, "__call__", self._by_another_backend),
             (torch_function.SymbolicTorchFunctionState, "__init__", self._without_our_mode),
             (OptimizerVariable, "move_step_if_cpu", self._making_states),
             (OptimizerVariable, "_set_capturable", self._capturable),
@@ -159,6 +160,16 @@ class Compiler:
             return trace
 
         return callback_for
+
+    def _by_another_backend(self, compile_graph: Any) -> Any:
+        """Graphs of a backend that is not TorchInductor run as what it makes of them."""
+
+        def compiled(wrapper: Any, *graph: Any) -> Any:
+            if not any("flex_attention" in str(node.target) for node in graph[0].graph.nodes):  # PyTorch's own use
+                self._regions.other_backends[wrapper.compiler_name] += 1
+            return compile_graph(wrapper, *graph)
+
+        return compiled
 
     def _without_our_mode(self, begin: Any) -> Any:
         def begun(state: Any, py_stack: Any, *rest: Any, **options: Any) -> None:

@@ -29,6 +29,7 @@ from foretrace.record.sketch.cuda import PretendedGpu
 from foretrace.record.watch import context
 
 TOO_OLD = "PyTorch is older than 2.6"
+MADE_BY = "compiled by backend {!r} and not by TorchInductor: predicted as the calls that its result makes"
 NOTHING = "torch.compile compiles nothing here: TorchDynamo breaks off in each function, which runs as eager code"
 VISIBLE_GPU = "a GPU is visible: hide it, CUDA_VISIBLE_DEVICES="
 
@@ -56,6 +57,8 @@ class CompiledRegions:
         """Whether the sketch shall have the graphs of programs."""
         self.compiled_again: list[str] = []
         """Functions that were compiled in the step that is sketched: in the step before, for other sizes or values."""
+        self.other_backends: Counter[str] = Counter()
+        """Graphs that other backends than TorchInductor compiled, by their names."""
         self.unmeasured = False
         """Whether some kernels would be chosen by measuring them."""
 
@@ -83,6 +86,9 @@ class CompiledRegions:
         for why, count in self._not_captured.items():
             programs = "1 compiled program is" if count == 1 else f"{count} compiled programs are"
             said.append(f"{programs} not in a CUDA graph: {why}")
+        for backend, count in self.other_backends.items():
+            graphs = "1 graph is" if count == 1 else f"{count} graphs are"
+            said.append(f"{graphs} {MADE_BY.format(backend)}")
         if self.seen and not self.has_graphs and not reasons:
             said.append(NOTHING)
         if self.compiled_again:
