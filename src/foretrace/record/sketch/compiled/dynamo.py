@@ -165,9 +165,10 @@ class Compiler:
         """Graphs of a backend that is not TorchInductor run as what it makes of them."""
 
         def compiled(wrapper: Any, *graph: Any) -> Any:
+            made = compile_graph(wrapper, *graph)
             if not any("flex_attention" in str(node.target) for node in graph[0].graph.nodes):  # PyTorch's own use
                 self._regions.other_backends[wrapper.compiler_name] += 1
-            return compile_graph(wrapper, *graph)
+            return made
 
         return compiled
 
