@@ -28,7 +28,7 @@ def steps() -> list[TableStep]:
 
 
 def test_a_fit_finds_the_constants_that_measured_steps_were_made_with(steps: list[TableStep]) -> None:
-    found = fit_stack(steps, "found", "here")
+    found = fit_stack(steps[::3], "found", "here")
     assert found.gemm == pytest.approx(TRUTH.gemm, rel=0.15)
     assert found.devices == ("a100",)
     for step in steps:
