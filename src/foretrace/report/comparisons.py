@@ -344,10 +344,13 @@ def sweep_blocks(sweep: Sweep, top: int | None) -> Blocks:
     title = f"{sweep.source or 'the step'}{', with ' if common else ''}{', '.join(common)}"
     yield fact_lines(f"{title}: {plural(len(made), 'point')}", [*caution_facts(sweep.notes), *sweep_facts(sweep)])
     front = [point for point in made if point.front]
-    if front:
+    listed = "All points, least time per sample first"
+    if front and len(front) < len(made):
         yield _points(f"Pareto front: no other point is better in {_goals(front)}", front, common, top)
+    elif len(front) > 1:
+        listed += f": none is better than another in {_goals(front)} at once"
     if made:
-        yield _points("All points, least time per sample first", made, common, top)
+        yield _points(listed, made, common, top)
     if left:
         rows = [(f"{count}", "", f"{reason} ({example})") for count, reason, example in reasons(left)]
         yield fact_lines(f"Left out: {plural(len(left), 'point')}", rows[:top])
