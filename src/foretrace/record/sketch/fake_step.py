@@ -149,17 +149,21 @@ class FakeStepMode(FakeTensorMode):
                 self.values.follow(func, args, kwargs or {}, result)
         return result
 
-    def _cache_key(self, state: Any, func: Any, args: Any, kwargs: Any) -> Any:
-        """PyTorch's key of a call, which takes it longer to make than all else that it does with a known call."""
+    def _cache_key(self, *given: Any) -> Any:
+        """PyTorch's key of a call, which takes it longer to make than all else that it does with a known call.
+
+        It is asked for by a state, which PyTorch before 2.6 does not give, and by the call.
+        """
+        func, args, kwargs = given[-3:]
         brief: list[Any] = [func, torch.get_default_dtype(), torch.is_inference_mode_enabled()]
         plain = self.shape_env is None and isinstance(func, torch._ops.OpOverload) and get_proxy_mode() is None
         if not plain or not self._brief(brief, args, _makes_new(func)):
-            return super()._cache_key(state, func, args, kwargs)
+            return super()._cache_key(*given)
         brief.extend(kwargs)
         if not self._brief(brief, kwargs.values(), _makes_new(func)):
-            return super()._cache_key(state, func, args, kwargs)
+            return super()._cache_key(*given)
         if (key := self._keys.get(known := tuple(brief))) is None:
-            key = self._keys[known] = super()._cache_key(state, func, args, kwargs)
+            key = self._keys[known] = super()._cache_key(*given)
         return key
 
     def _brief(self, brief: list[Any], values: Any, makes_new: bool) -> bool:
