@@ -80,7 +80,7 @@ def test_what_limits_a_job_is_what_limits_the_rank_that_waits_least() -> None:
     for report in (seen, there):
         assert report.bound == "host" and report.limiting is not None and report.limiting.rank == 1
         assert "host-bound: device of rank 1 idle" in next(said for name, _, said in step_facts(report))
-    assert seen.ranks[0].bound == "ranks", "it waits for the other one in its kernel"
+    assert seen.ranks[0].bound == "device", "it waits for the other one in its kernel"
 
 
 def test_a_rank_whose_partners_left_no_trace_is_said_to_be_alone() -> None:

@@ -145,7 +145,7 @@ def _rank_reports(
         on_device, host_ms = len(kernels) or len(graph.kernels), busy_ms(cut, whole.kernels)
         knows_waits = waits[graph.rank] is not None
         talk = communication(graph, position, collectives, kernels, (start, end), knows_waits)
-        limit = bound_by(step_ms, step_ms - active, idle_by_cause(idle), host_ms, talk.exposed_wait_ms or 0.0)
+        limit = bound_by(step_ms, step_ms - active, idle_by_cause(idle), host_ms)
         reports.append(
             RankReport(
                 rank=graph.rank,

@@ -481,15 +481,11 @@ def idle_by_cause(rows: list[IdleRow]) -> dict[str, float]:
     return dict(sorted(causes.items(), key=lambda item: -item[1]))
 
 
-def bound_by(
-    step_ms: float, idle_ms: float, causes: dict[str, float], host_ms: float = 0.0, wait_ms: float = 0.0
-) -> str | None:
-    """What limits a step: the device; else other ranks, where it mostly waits for these; else the host; or a queue,
-    where most of what the device idles for was launched. None where nothing is recorded of the host during most of it,
-    and the device idles for more than a little.
+def bound_by(step_ms: float, idle_ms: float, causes: dict[str, float], host_ms: float = 0.0) -> str | None:
+    """What limits a step: the device; else the host; or a queue, where most of what the device idles for was launched.
+    None where nothing is recorded of the host during most of it, and the device idles for more than a little.
 
-    A host that works longer than the device does, and keeps it waiting, limits the step however little that is. Waiting
-    in a collective is no work of the device.
+    A host that works longer than the device does, and keeps it waiting, limits the step however little that is.
 
     >>> bound_by(10.0, 1.0, {}), bound_by(10.0, 6.0, {"T1": 6.0}), bound_by(10.0, 6.0, {"queued": 6.0})
     ('device', 'host', 'queue')
@@ -497,17 +493,12 @@ def bound_by(
     ('host', 'device')
     >>> bound_by(10.0, 2.0, {"no event": 2.0}), bound_by(10.0, 0.5, {"no event": 0.5})
     (None, 'device')
-    >>> [bound_by(10.0, 2.0, {"T2": 2.0}, wait_ms=waits) for waits in (0.0, 1.5, 5.0)]
-    ['device', 'host', 'ranks']
     """
     if idle_ms > BARELY_IDLE * step_ms and causes.get(NO_EVENT, 0.0) > idle_ms / 2:
         return None
-    lacking_ms = idle_ms + wait_ms
-    if wait_ms > lacking_ms / 2:
-        return "ranks" if lacking_ms > HOST_BOUND * step_ms else "device"
     launched = causes.get(QUEUED, 0.0) + causes.get(LATENCY, 0.0) > idle_ms / 2
-    keeps_waiting = not launched and idle_ms > BARELY_IDLE * step_ms and host_ms > step_ms - lacking_ms
-    if lacking_ms <= HOST_BOUND * step_ms and not keeps_waiting:
+    keeps_waiting = not launched and idle_ms > BARELY_IDLE * step_ms and host_ms > step_ms - idle_ms
+    if idle_ms <= HOST_BOUND * step_ms and not keeps_waiting:
         return "device"
     return "queue" if launched else "host"
 

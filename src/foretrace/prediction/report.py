@@ -238,8 +238,7 @@ def add_idle(report: StepReport, done: SimulatedJob, windows: Sequence[tuple[flo
     measured = all(isinstance(rank, MeasuredRank) for rank in done.ranks)
     causes = idle_by_cause(mean_idle([idle[at] for at in limiting])) if measured else {}
     host_ms = float(np.mean([rank.host_ms for rank in hosts]))
-    waited_ms = (hosts[0].communication.exposed_wait_ms or 0.0) if place in idle else 0.0
-    report.bound = bound_by(step_ms, idle_ms, causes, host_ms, waited_ms) if report.kernels else None
+    report.bound = bound_by(step_ms, idle_ms, causes, host_ms) if report.kernels else None
     if place in idle and step_ms:
         report.limiting = LimitingRank(hosts[0].rank, idle_ms / step_ms)
 

@@ -63,12 +63,7 @@ CAUSES = {
     "carried over": "measured, and covered by no model",
 }
 """What a device idles for, and what fills a host's time."""
-BOUND = {
-    "host": "host-bound",
-    "device": "device-bound",
-    "queue": "work is launched and does not start",
-    "ranks": "ranks wait for each other in turns",
-}
+BOUND = {"host": "host-bound", "device": "device-bound", "queue": "work is launched and does not start"}
 WAITING_INCLUDED = "waiting included: the other ranks have no trace here"
 COVERAGE = {
     "measured": "measured", "model": "modelled", "extrapolated": "extrapolated", "fallback": "by roofline",
