@@ -143,9 +143,6 @@ def _rank_reports(
         active, step_ms = total(kernels.start, kernels.end) / 1e3, (end - start) / 1e3
         idle = idle_rows(whole, kernels, cut, start, end, graph.ops)
         on_device, host_ms = len(kernels) or len(graph.kernels), busy_ms(cut, whole.kernels)
-        knows_waits = waits[graph.rank] is not None
-        talk = communication(graph, position, collectives, kernels, (start, end), knows_waits)
-        limit = bound_by(step_ms, step_ms - active, idle_by_cause(idle), host_ms)
         reports.append(
             RankReport(
                 rank=graph.rank,
@@ -155,11 +152,13 @@ def _rank_reports(
                 device_active_ms=active,
                 device_idle_ms=step_ms - active if on_device else 0.0,
                 idle=idle,
-                bound=limit if on_device else None,
+                bound=bound_by(step_ms, step_ms - active, idle_by_cause(idle), host_ms) if on_device else None,
                 kernel_ms=float((graph.kernels.end - graph.kernels.start).sum()) / 1e3,
                 host_ms=host_ms,
                 wait_ms=waits[graph.rank],
-                communication=talk,
+                communication=communication(
+                    graph, position, collectives, kernels, (start, end), waits[graph.rank] is not None
+                ),
                 overheads=host_overheads([cut]),
                 queue_depth=queue_depth(graph),
                 # Storages live by the numbers of the uncut graph's ops.

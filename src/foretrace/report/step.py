@@ -207,8 +207,14 @@ def _mark_fact(report: StepReport) -> Iterator[Fact]:
     if report.mark_ms is not None and abs(report.step_ms - report.mark_ms) > COSTS_NOTHING * report.step_ms:
         about = "on the host, which runs ahead: the step is from device end to device end"
         yield "mark", f"{ms(report.mark_ms)} ms", about
+
+
+def _span_fact(report: StepReport) -> Iterator[Fact]:
+    """That the device work of a measured step takes longer than its mark, where no other step tells how long a loop
+    takes.
+    """
     longest = max((rank.device_span_ms for rank in report.ranks), default=0.0)
-    alone = not report.predicted and report.steps == 1 and report.step is not None
+    alone = report.steps == 1 and report.step is not None
     if alone and longest > (1 + COSTS_NOTHING) * report.step_ms:
         about = "from the step's first device work to its last: in a loop, its device decides how long it takes"
         yield "span", f"{ms(longest)} ms", about
@@ -280,6 +286,7 @@ def _measured_facts(report: StepReport) -> Iterator[Fact]:
     if report.timed:
         yield "step", ms_range(rank.step_ms for rank in ranks), _measured_limit(report)
         yield from _mark_fact(report)
+        yield from _span_fact(report)
     else:
         yield "step", "unknown", "the trace has no times: add the profiler trace of the same step"
     yield from _iteration_facts(report)
